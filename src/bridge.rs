@@ -28,7 +28,7 @@ use crate::bus::connect::{ConnectError, FirstConnection, connect};
 use crate::bus::control;
 use crate::bus::file_service;
 use crate::bus::identity::Identity;
-use crate::bus::jetstream::JetStreamAbsence;
+use crate::bus::jetstream::{Api, JetStreamAbsence};
 use crate::bus::object_store::{Files, ObjectStore};
 use crate::bus::outbox::Outbox;
 use crate::bus::peers::{ForwardedCalls, Forwarder, NatsPeers};
@@ -208,7 +208,8 @@ impl Bridge {
         let client = connect(&config.nats, &credentials, memory.max_waiting(), first, &events).await?;
         let context = ServiceContext::new(client.clone(), Arc::new(guard), host.tasks.tracker.clone()).await;
         let context = context.with_identity(Identity::new(&config.nats.identity));
-        let files = file_store(config, &context, &subjects, &host);
+        let api = Api::new(client.clone(), Arc::clone(&events));
+        let files = file_store(config, api, &subjects, &host);
         let peers = NatsPeers::start(&context, &subjects, &host.tasks).await.map_err(BridgeError::Peers)?;
         let quotas = Quotas::new(memory_limit / 16 * 3);
         let store = OpenStore::open(&config.nats, &client, &events, &quotas, &host.tasks).await?;
@@ -599,12 +600,7 @@ impl Bridge {
 }
 
 /// The store for files, which looks for JetStream later.
-fn file_store(
-    config: &Config,
-    context: &ServiceContext,
-    subjects: &Subjects,
-    host: &ProcessHost,
-) -> Arc<ObjectStore> {
+fn file_store(config: &Config, api: Api, subjects: &Subjects, host: &ProcessHost) -> Arc<ObjectStore> {
     let config::FilesConfig {
         max_size,
         max_request,
@@ -626,7 +622,7 @@ fn file_store(
     };
     let config::JetStreamConfig { mode, replicas } = &config.nats.jetstream;
     let replicas = (*mode != JetStreamMode::Off).then_some(*replicas);
-    ObjectStore::new(context.client.clone(), subjects.clone(), Arc::new(rules), replicas, host.tasks.clone())
+    ObjectStore::new(api, subjects.clone(), Arc::new(rules), replicas, host.tasks.clone())
 }
 
 /// Starts the HTTP endpoints for operators, if there are to be any.

@@ -41,6 +41,12 @@ impl Caller {
         self.0.is_none()
     }
 
+    /// The caller that stands for the account of this one, or for its gateway: what all of them together may use is limited,
+    /// too. Accounts have neither `/` nor `:` in their names.
+    pub(crate) fn tenant(&self) -> Self {
+        Self(self.name().map(|name| name.split_inclusive(['/', ':']).next().unwrap_or(name).into()))
+    }
+
     /// An id that belongs to this caller alone, for the key of a record: a hash of the caller and of `parts`.
     pub(crate) fn scoped_id(&self, parts: &[&str]) -> String {
         let mut hash = Sha256::new();
@@ -62,6 +68,16 @@ impl fmt::Display for Caller {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn users_of_an_account_are_one_tenant() {
+        let tenant = |name: &str| Caller::verified(name).tenant();
+        assert_eq!(tenant("T/alice"), tenant("T/bob"));
+        assert_eq!(tenant("gateway:a/b"), tenant("gateway:c"));
+        assert_ne!(tenant("T/alice"), tenant("U/alice"));
+        assert_ne!(tenant("gateway/alice"), tenant("gateway:alice"));
+        assert_eq!(Caller::default().tenant(), Caller::default());
+    }
 
     #[test]
     fn an_id_belongs_to_one_caller() {

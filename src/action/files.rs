@@ -78,7 +78,7 @@ fn add(total: &mut u64, size: u64, files: &CallFiles) -> Result<(), FileError> {
     *total = total.saturating_add(size);
     let max = files.rules.max_request;
     match *total > max {
-        true => Err(FileError::too_large("the files of the request together", max, "files.max_request")),
+        true => Err(FileError::too_many("the files of the request", max)),
         false => Ok(()),
     }
 }

@@ -20,7 +20,6 @@ use crate::caller::Caller;
 use crate::dispatch::Dispatcher;
 use crate::dispatch::arrival::Arrival;
 use crate::dispatch::request::{IdempotencyKey, Input, Operation, Request};
-use crate::files::CallFiles;
 use crate::reply::Reply;
 use crate::reply::error::ActionError;
 use crate::reply::outcome::Outcome;
@@ -90,22 +89,6 @@ impl ActionEndpoint {
         let ServiceRequest { message, caller, accounting } = request;
         let caller = caller.inspect(|caller| arrival.identify(caller));
         let headers = caller.and_then(|caller| Headers::read(&message, caller, trace));
-        let files = match &headers {
-            Ok(Headers { options, .. }) => {
-                self.dispatcher.files(&options.caller, options.files, self.outbox.max_payload())
-            }
-            Err(_) => None,
-        };
-        CallFiles::scope(files, self.answer(message, accounting, headers, arrival)).await;
-    }
-
-    async fn answer(
-        self: Arc<Self>,
-        message: Message,
-        accounting: Accounting,
-        headers: Result<Headers, ActionError>,
-        mut arrival: Arrival,
-    ) {
         // The service passes on no request without a reply subject.
         let Some(to) = message.reply.clone() else { return };
         let frame_options = match &headers {

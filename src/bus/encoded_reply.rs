@@ -1,5 +1,7 @@
 //! A reply as a NATS message.
 
+use std::time::Duration;
+
 use async_nats::{HeaderMap, HeaderValue, Subject};
 use bytes::Bytes;
 
@@ -13,6 +15,8 @@ use crate::reply::error::{ActionError, Code};
 use crate::reply::outcome::{Outcome, ReplyContent, ReplyFile, TaskRef};
 use crate::text::shorten;
 
+/// How long the file store may take for a reply.
+const STORE_TIMEOUT: Duration = Duration::from_secs(60);
 /// Maximum bytes of `Nats-Service-Error`.
 const MAX_ERROR: usize = 400;
 /// What a note in a shortened question calls the lists that it leaves out.
@@ -41,7 +45,13 @@ impl EncodedReply {
         else {
             return Self::prepare_inline(reply, outbox, overhead, None).await;
         };
-        match Box::pin(reply_files::encode(reply, &files, outbox, overhead)).await {
+        let encoding =
+            tokio::time::timeout(STORE_TIMEOUT, reply_files::encode(reply, &files, outbox, overhead));
+        let late = |_| {
+            let seconds = STORE_TIMEOUT.as_secs();
+            Err(FileError::Unavailable(format!("it did not store the reply within {seconds} s")))
+        };
+        match Box::pin(encoding).await.unwrap_or_else(late) {
             Ok(encoded) => encoded,
             Err(error) => {
                 tracing::debug!(agent = %outbox.agent, %error, "cannot store a reply or its files");

@@ -11,16 +11,19 @@
 
 mod uploads;
 
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
 
-use async_nats::{HeaderMap, Message, Subject};
+use async_nats::{HeaderMap, Message, Subject, Subscriber};
 use bytes::Bytes;
-use futures_util::StreamExt as _;
-use futures_util::stream::BoxStream;
+use futures_util::FutureExt as _;
+use futures_util::stream::{SelectAll, Stream, StreamExt as _};
 use serde::{Deserialize, Serialize};
-use tokio::sync::Semaphore;
 use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 
 use self::uploads::Uploads;
 use super::encoded_reply::EncodedReply;
@@ -28,10 +31,11 @@ use super::headers;
 use super::identity::Entrance;
 use super::object_store::{ObjectStore, RangeError};
 use super::outbox::Outbox;
-use super::service::{ServiceContext, ServiceError};
+use super::service::{ServiceContext, ServiceError, round_trip};
 use super::stoppable_task::StoppableTask;
 use crate::background::{BackgroundTasks, OnPanic};
 use crate::caller::Caller;
+use crate::dispatch::fair_permits::FairPermits;
 use crate::files::{FileError, ObjectUrl, StoredFile};
 use crate::json::to_bytes;
 use crate::reply::error::{ActionError, Code};
@@ -42,8 +46,12 @@ const QUEUE_GROUP: &str = "a2a";
 const CHUNK: usize = 512 << 10;
 /// Room in a message for its headers.
 const HEADER_ROOM: usize = 2 << 10;
-/// Requests that run at the same time.
+/// Requests that run at the same time. One tenant does not take all of them.
 const MAX_CONCURRENT: usize = 64;
+/// How long a refusal may take to be sent.
+const REFUSAL_TIMEOUT: Duration = Duration::from_secs(1);
+/// How long a stop waits for requests that run.
+const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 /// Files in a list.
 const MAX_LISTED: usize = 1000;
 const VERBS: [&str; 4] = ["get", "put", "list", "delete"];
@@ -77,7 +85,20 @@ struct ListRequest {
 }
 
 /// Requests of one subscription.
-type Requests = BoxStream<'static, (Message, Entrance)>;
+#[derive(Debug)]
+struct Requests {
+    subscriber: Subscriber,
+    entrance: Entrance,
+}
+
+impl Stream for Requests {
+    type Item = (Message, Entrance);
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let entrance = self.entrance;
+        self.subscriber.poll_next_unpin(context).map(|message| Some((message?, entrance)))
+    }
+}
 
 /// A reply that is not an error.
 struct Answer {
@@ -118,7 +139,7 @@ pub(crate) async fn start(
     outbox: Outbox,
     tasks: &BackgroundTasks,
 ) -> Result<StoppableTask, ServiceError> {
-    let mut subscribers = Vec::new();
+    let mut requests = SelectAll::new();
     let subjects = store.subjects();
     let shared = VERBS.into_iter().map(|verb| (subjects.files(verb), Some(QUEUE_GROUP)));
     let own = [(subjects.upload(store.instance(), "*"), None)];
@@ -130,63 +151,104 @@ pub(crate) async fn start(
                 None => context.client.subscribe(subject.clone()).await,
             };
             let subscriber = subscribed.map_err(|source| ServiceError::Subscribe { subject, source })?;
-            subscribers.push(subscriber.map(move |message| (message, entrance)).boxed());
+            requests.push(Requests { subscriber, entrance });
         }
     }
-    let service =
-        Arc::new(FileService { store, uploads: Uploads::default(), context: context.clone(), outbox });
-    let spawner = tasks.clone();
-    Ok(StoppableTask::spawn(tasks, "files", |stop| service.run(subscribers, spawner, stop)))
+    let (uploads, context) = (Uploads::default(), context.clone());
+    let service = Arc::new(FileService { store, uploads, context, outbox });
+    let server = FileServer {
+        service,
+        requests,
+        permits: FairPermits::new(MAX_CONCURRENT),
+        running: TaskTracker::new(),
+        tasks: tasks.clone(),
+    };
+    Ok(StoppableTask::spawn(tasks, "files", |stop| server.run(stop)))
 }
 
-impl FileService {
-    async fn run(
-        self: Arc<Self>,
-        subscribers: Vec<Requests>,
-        tasks: BackgroundTasks,
-        stop: CancellationToken,
-    ) {
-        let mut requests = futures_util::stream::select_all(subscribers);
-        let permits = Arc::new(Semaphore::new(MAX_CONCURRENT));
+/// Receives requests, and runs each in a task of its own.
+struct FileServer {
+    service: Arc<FileService>,
+    requests: SelectAll<Requests>,
+    permits: Arc<FairPermits>,
+    /// The requests that run.
+    running: TaskTracker,
+    tasks: BackgroundTasks,
+}
+
+impl FileServer {
+    async fn run(mut self, stop: CancellationToken) {
         let mut expiry = tokio::time::interval(uploads::CHECK_INTERVAL);
         expiry.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
-            let (message, entrance) = tokio::select! {
+            tokio::select! {
                 biased;
                 () = stop.cancelled() => break,
-                message = requests.next() => match message {
-                    Some(request) => request,
+                request = self.requests.next() => match request {
+                    Some((message, entrance)) => self.accept(message, entrance).await,
                     None => break,
                 },
-                _ = expiry.tick(), if !self.uploads.is_empty() => {
-                    self.uploads.remove_abandoned();
-                    continue;
+                _ = expiry.tick(), if !self.service.uploads.is_empty() => {
+                    self.service.uploads.remove_abandoned();
                 }
-            };
-            let Some(reply) = message.reply.clone().filter(|reply| self.context.guard.allows(reply)) else {
-                continue;
-            };
-            let Ok(permit) = Arc::clone(&permits).try_acquire_owned() else {
-                let error = ActionError::new(Code::Busy, "too many concurrent requests for files; try again");
-                let _ = stop.run_until_cancelled(self.send(reply, Err(error))).await;
-                continue;
-            };
-            let (service, stop) = (Arc::clone(&self), stop.clone());
-            tasks.spawn("file request", OnPanic::Log, async move {
-                let work = async {
-                    let answer = service.answer(&message, entrance).await;
-                    service.send(reply, answer).await;
-                };
-                stop.run_until_cancelled(work).await;
-                drop(permit);
-            });
+            }
         }
+        self.withdraw().await;
         // Removes the chunks of incomplete uploads.
-        self.uploads.clear();
+        self.service.uploads.clear();
     }
 
-    async fn answer(&self, message: &Message, entrance: Entrance) -> Result<Answer, ActionError> {
-        let caller = self.context.identity().caller(message, entrance)?;
+    /// Runs a request in a task of its own. A refusal is sent at once, so that refusals do not pile up.
+    async fn accept(&self, message: Message, entrance: Entrance) {
+        let service = Arc::clone(&self.service);
+        let Some(reply) = message.reply.clone().filter(|reply| service.context.guard.allows(reply)) else {
+            return;
+        };
+        let admitted = service.context.identity().caller(&message, entrance).and_then(|caller| {
+            let busy = "too many concurrent requests for files; try again";
+            let permit = self.permits.try_acquire(&caller.tenant());
+            permit.map(|permit| (caller, permit)).ok_or_else(|| ActionError::new(Code::Busy, busy))
+        });
+        let (caller, permit) = match admitted {
+            Ok(admitted) => admitted,
+            Err(error) => {
+                let _ = tokio::time::timeout(REFUSAL_TIMEOUT, service.send(reply, Err(error))).await;
+                return;
+            }
+        };
+        let work = async move {
+            let answer = service.answer(&message, &caller, entrance).await;
+            service.send(reply, answer).await;
+            drop(permit);
+        };
+        self.tasks.spawn("file request", OnPanic::Log, self.running.track_future(work));
+    }
+
+    /// Ends the subscriptions without losing a request, as the module docs of `service` describe, and waits for the replies.
+    async fn withdraw(&mut self) {
+        for requests in self.requests.iter_mut() {
+            let _ = requests.subscriber.unsubscribe_after(u64::MAX).await;
+        }
+        if let Err(error) = round_trip(&self.service.context.client).await {
+            tracing::warn!(%error, "requests for files may be lost");
+        }
+        while let Some(Some((message, entrance))) =
+            tokio::task::unconstrained(self.requests.next()).now_or_never()
+        {
+            self.accept(message, entrance).await;
+        }
+        self.running.close();
+        let _ = tokio::time::timeout(STOP_TIMEOUT, self.running.wait()).await;
+    }
+}
+
+impl FileService {
+    async fn answer(
+        &self,
+        message: &Message,
+        caller: &Caller,
+        entrance: Entrance,
+    ) -> Result<Answer, ActionError> {
         let subjects = self.store.subjects();
         let subject = message.subject.as_str();
         let is_for = |own: String| match entrance {
@@ -195,14 +257,14 @@ impl FileService {
         };
         let verb = VERBS.into_iter().find(|verb| is_for(subjects.files(verb)));
         match verb {
-            Some("get") => self.get(message, &caller).await,
-            Some("put") => self.put(message, &caller, entrance).await,
-            Some("list") => self.list(message, &caller).await,
-            Some(_) => self.delete(message, &caller).await,
+            Some("get") => self.get(message, caller).await,
+            Some("put") => self.put(message, caller, entrance).await,
+            Some("list") => self.list(message, caller).await,
+            Some(_) => self.delete(message, caller).await,
             None => {
                 let id = subject.rsplit('.').next().unwrap_or_default();
                 let chunk = self.chunk_size();
-                match self.uploads.add(id, message, &caller, chunk).await? {
+                match self.uploads.add(id, message, caller, chunk).await? {
                     uploads::Progress::Next { offset } => {
                         Ok(Answer::json(&serde_json::json!({ "offset": offset })))
                     }

@@ -210,7 +210,7 @@ async fn publish_updates(
         let reply = if caller.is_verified() { reply::without_content(&reply) } else { reply };
         let subject = subjects.task(&agent, &Token::new(&task_id));
         let mut encoded =
-            CallFiles::scope(files, EncodedReply::prepare(&reply, &outbox, UPDATE_HEADERS)).await;
+            CallFiles::scope_of(files, EncodedReply::prepare(&reply, &outbox, UPDATE_HEADERS)).await;
         // Error headers are for replies only.
         let mut headers = HeaderMap::new();
         headers.insert("A2A-Revision", revision.to_string());

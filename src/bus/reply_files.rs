@@ -1,5 +1,6 @@
 //! Files of a reply that go by reference, and replies that are too large for a message.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -35,7 +36,7 @@ pub(super) async fn encode(
     let max_payload = outbox.max_payload();
     let mut reply = reply.clone();
     if let Ok(outcome) = &mut reply {
-        describe_received(outcome, files).await?;
+        describe_received(&outcome.content, files).await?;
         if files.mode == FileMode::Reference {
             *outcome = reference_files(outcome, files, outbox, usize::MAX).await?;
         }
@@ -70,15 +71,16 @@ async fn try_encode(reply: &Reply, outbox: &Outbox, overhead: usize) -> Result<E
 }
 
 /// Names the files that went to the store while they were received, when nothing was known of them but their bytes.
-async fn describe_received(outcome: &Outcome, files: &CallFiles) -> Result<(), FileError> {
-    for file in outcome.content.files.iter().filter(|file| file.bytes.is_none()) {
+pub(super) async fn describe_received(content: &ReplyContent, files: &CallFiles) -> Result<(), FileError> {
+    for file in content.files.iter().filter(|file| file.bytes.is_none()) {
         let (Some(sha256), Some(Some(Ok(url)))) = (&file.sha256, file.url.as_deref().map(ObjectUrl::parse))
         else {
             continue;
         };
         let description = FileDescription { name: file.name.clone(), media_type: file.mime_type.clone() };
-        let known = files.store.find_same(&files.caller, sha256, &description);
-        if known.is_some_and(|known| known.url == url) {
+        // A file that has a name keeps it: an earlier reply refers to it, too.
+        let known = files.store.find_same(&files.caller, sha256, None);
+        if known.is_some_and(|known| known.url == url && known.description != FileDescription::default()) {
             continue;
         }
         match files.store.describe(&url, &description, &files.caller).await {
@@ -101,7 +103,7 @@ async fn reference_files(
     let mut order: Vec<(usize, usize)> =
         lengths.filter_map(|(index, file)| Some((file.bytes.as_ref()?.len(), index))).collect();
     order.sort_unstable_by(|one, other| other.cmp(one));
-    let mut stored = Vec::new();
+    let mut stored = HashMap::new();
     let mut saved = 0_usize;
     for (length, index) in order {
         if saved >= excess {
@@ -110,15 +112,15 @@ async fn reference_files(
         let Some(file) = outcome.content.files.get(index) else { continue };
         let description = FileDescription { name: file.name.clone(), media_type: file.mime_type.clone() };
         let base64 = file.bytes.as_deref().unwrap_or_default();
-        stored.push((index, store_base64(base64, &description, files, outbox).await?));
+        stored.insert(index, store_base64(base64, &description, files, outbox).await?);
         saved = saved.saturating_add(length.saturating_sub(REFERENCE));
     }
     // The bytes of these files are not copied.
     let Outcome { status, success, content, follow_up, retries, task } = outcome;
     let ReplyContent { message, files: inline, data, artifacts } = content;
-    let reply_file = |(index, file): (usize, &ReplyFile)| match stored.iter().find(|(at, _)| *at == index) {
+    let reply_file = |(index, file): (usize, &ReplyFile)| match stored.get(&index) {
         None => file.clone(),
-        Some((_, stored)) => ReplyFile {
+        Some(stored) => ReplyFile {
             name: file.name.clone(),
             mime_type: file.mime_type.clone(),
             size: file.size,
@@ -150,7 +152,7 @@ async fn store_base64(
     outbox: &Outbox,
 ) -> Result<StoredFile, FileError> {
     let (sha256, size) = offload::run(&outbox.agent, base64.len(), || digest(base64)).await?;
-    if let Some(same) = files.store.find_same(&files.caller, &sha256, description) {
+    if let Some(same) = files.store.find_same(&files.caller, &sha256, Some(description)) {
         return Ok(same);
     }
     let mut writer = files.store.create(&files.caller, Some(size)).await?;
@@ -171,7 +173,7 @@ async fn store_bytes(
     outbox: &Outbox,
 ) -> Result<StoredFile, FileError> {
     let sha256 = offload::run(&outbox.agent, bytes.len(), || hex(&Sha256::digest(bytes))).await;
-    if let Some(same) = files.store.find_same(&files.caller, &sha256, description) {
+    if let Some(same) = files.store.find_same(&files.caller, &sha256, Some(description)) {
         return Ok(same);
     }
     let mut writer = files.store.create(&files.caller, Some(bytes.len() as u64)).await?;

@@ -19,7 +19,7 @@ use crate::bus::catalog::rename_warnings;
 use crate::bus::connect::credentials::NatsCredentials;
 use crate::bus::connect::{ConnectError, FirstConnection, connect};
 use crate::bus::identity;
-use crate::bus::jetstream::{Api, JetStreamAbsence, find_jetstream, missing_permissions};
+use crate::bus::jetstream::{Api, JetStreamAbsence, Permissions, find_jetstream, missing_permissions};
 use crate::config::{AgentConfig, Config, JetStreamMode, NatsConfig};
 use crate::memory::{self, MemoryBudget};
 use crate::process::child::ProcessHost;
@@ -124,6 +124,11 @@ impl Finding {
 
     fn skipped(summary: impl Into<String>) -> Self {
         Self { verdict: Verdict::Skipped, ..Self::ok(summary) }
+    }
+
+    /// Something works, but not all of it.
+    fn warning(summary: &str, problem: String, advice: String) -> Self {
+        Self { verdict: Verdict::Warning, problem: Some(problem), advice: Some(advice), ..Self::ok(summary) }
     }
 }
 
@@ -261,7 +266,13 @@ async fn check_jetstream(nats: &NatsConfig, api: Api) -> Option<Finding> {
     if mode == JetStreamMode::Off {
         return None;
     }
-    let missing = missing_permissions(&api, &nats.subject_prefix).await;
+    let Permissions { files, state } = missing_permissions(&api, &nats.subject_prefix).await;
+    let denied = |subjects: &[String]| {
+        let advice =
+            "add these subjects to what the user may publish to; deploy/nats-permissions.conf lists them";
+        let problem = format!("the NATS user of the bridge may not publish to {}", subjects.join(", "));
+        (problem, advice.to_owned())
+    };
     let (problem, advice) = match find_jetstream(&api).await {
         // Nobody listens, so the permissions do not matter.
         Err(absence @ (JetStreamAbsence::Disabled | JetStreamAbsence::ServerTooOld)) => {
@@ -270,26 +281,23 @@ async fn check_jetstream(nats: &NatsConfig, api: Api) -> Option<Finding> {
             }
             (absence.to_string(), run::NO_JETSTREAM.to_owned())
         }
-        _ if !missing.is_empty() => {
-            let subjects = missing.join(", ");
-            let advice =
-                "add these subjects to what the user may publish to; deploy/nats-permissions.conf lists them";
-            (format!("the NATS user of the bridge may not publish to {subjects}"), advice.to_owned())
-        }
+        _ if !state.is_empty() => denied(&[files, state].concat()),
         Err(absence) => (absence.to_string(), run::NO_JETSTREAM.to_owned()),
+        Ok(()) if !files.is_empty() => {
+            let (problem, advice) = denied(&files);
+            let summary = "state is shared, but files must fit into one message";
+            return Some(Finding::warning(summary, problem, advice));
+        }
         Ok(()) => return Some(Finding::ok("ok, state is shared")),
     };
-    let (verdict, summary) = match mode {
-        JetStreamMode::Required => (Verdict::Failed, "not usable, but required"),
-        _ => (Verdict::Warning, "not usable; state is kept in memory"),
-    };
-    Some(Finding {
-        ok: verdict != Verdict::Failed,
-        verdict,
-        summary: summary.to_owned(),
-        problem: Some(problem),
-        advice: Some(advice),
-        output: Vec::new(),
+    Some(match mode {
+        JetStreamMode::Required => Finding {
+            summary: "not usable, but required".to_owned(),
+            problem: Some(problem),
+            advice: Some(advice),
+            ..Finding::default()
+        },
+        _ => Finding::warning("not usable; state is kept in memory", problem, advice),
     })
 }
 

@@ -6,7 +6,7 @@ use clap::CommandFactory as _;
 use serde_json::{Map, Value, json};
 
 use super::Cli;
-use crate::bus::jetstream;
+use crate::bus::jetstream::{self, Permissions};
 use crate::bus::subject::{DiscoveryVerb, Subjects, Token};
 use crate::config;
 use crate::yaml;
@@ -18,8 +18,8 @@ const FORMAT: u32 = 1;
 const PREFIX: &str = "a2a";
 
 /// The NATS permissions that the bridge needs, with the default prefix and `nats.inbox_prefix: _INBOX.bridge`. To share
-/// state, it also needs the [`jetstream::permissions`].
-const PUBLISH: [&str; 15] = [
+/// state and to store files, it also needs the [`jetstream::permissions`].
+const PUBLISH: [&str; 8] = [
     "a2a.registry.*",
     "a2a.task.*.*",
     "_INBOX.>",
@@ -28,13 +28,6 @@ const PUBLISH: [&str; 15] = [
     "a2a.peer.*.call.*.*",
     "a2a.peers.*",
     "a2a.peer.files",
-    "$O.a2a_files.>",
-    "$JS.API.STREAM.CREATE.OBJ_a2a_files",
-    "$JS.API.STREAM.UPDATE.OBJ_a2a_files",
-    "$JS.API.STREAM.INFO.OBJ_a2a_files",
-    "$JS.API.STREAM.PURGE.OBJ_a2a_files",
-    "$JS.API.STREAM.MSG.GET.OBJ_a2a_files",
-    "$JS.API.DIRECT.GET.OBJ_a2a_files",
 ];
 const SUBSCRIBE: [&str; 12] = [
     "a2a.action.*.*",
@@ -88,7 +81,8 @@ pub(super) fn manifest() -> String {
 }
 
 fn publish_permissions() -> Vec<String> {
-    PUBLISH.map(str::to_owned).into_iter().chain(jetstream::permissions(PREFIX)).collect()
+    let Permissions { files, state } = jetstream::permissions(PREFIX);
+    PUBLISH.map(str::to_owned).into_iter().chain(files).chain(state).collect()
 }
 
 /// The versions that the bridge works with: from `min` on, and below `below`. A version without an upper limit has not been

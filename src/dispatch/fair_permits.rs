@@ -13,7 +13,7 @@ const SHARE: usize = 2;
 
 /// A number of permits. The caller that all unverified callers share may take all of them.
 #[derive(Debug)]
-pub(super) struct FairPermits {
+pub(crate) struct FairPermits {
     semaphore: Arc<Semaphore>,
     /// How many permits each verified caller has.
     held: Mutex<HashMap<Caller, usize>>,
@@ -28,16 +28,16 @@ pub(crate) struct FairPermit {
 }
 
 impl FairPermits {
-    pub(super) fn new(permits: usize) -> Arc<Self> {
+    pub(crate) fn new(permits: usize) -> Arc<Self> {
         Arc::new(Self { semaphore: Arc::new(Semaphore::new(permits)), held: Mutex::default() })
     }
 
-    pub(super) fn available(&self) -> usize {
+    pub(crate) fn available(&self) -> usize {
         self.semaphore.available_permits()
     }
 
     /// A permit, if one is free for this caller.
-    pub(super) fn try_acquire(self: &Arc<Self>, caller: &Caller) -> Option<FairPermit> {
+    pub(crate) fn try_acquire(self: &Arc<Self>, caller: &Caller) -> Option<FairPermit> {
         let acquire = || Arc::clone(&self.semaphore).try_acquire_owned().ok();
         if !caller.is_verified() {
             return Some(FairPermit { _permit: acquire()?, held: None });
@@ -54,7 +54,7 @@ impl FairPermits {
     }
 
     /// Waits for a permit. The semaphore serves those who wait in their order. `None` if it is closed.
-    pub(super) async fn acquire(self: &Arc<Self>, caller: &Caller) -> Option<FairPermit> {
+    pub(crate) async fn acquire(self: &Arc<Self>, caller: &Caller) -> Option<FairPermit> {
         let permit = Arc::clone(&self.semaphore).acquire_owned().await.ok()?;
         let held = caller.is_verified().then(|| {
             *self.held().entry(caller.clone()).or_default() += 1;

@@ -13,6 +13,7 @@ use tokio::time::{Instant, MissedTickBehavior};
 
 use super::Dispatcher;
 use crate::action::request::CallOptions;
+use crate::files::{CallFiles, FileMode};
 use crate::state::peers::{Death, InstanceId, Liveness};
 use crate::state::tasks::TaskOutline;
 
@@ -163,7 +164,8 @@ impl Dispatcher {
         let dispatcher = Arc::clone(self);
         self.calls.spawn(async move {
             let follow = async {
-                dispatcher.actions.adopt_task(&task_id, &outline, from).await;
+                let files = dispatcher.call_files(&outline.caller, FileMode::default());
+                CallFiles::scope_of(files, dispatcher.actions.adopt_task(&task_id, &outline, from)).await;
                 Ok(())
             };
             // An error is a panic, which is logged.

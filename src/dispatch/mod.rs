@@ -10,7 +10,7 @@
 //! bytes. A rule that two front doors need belongs here. To add a front door, write an adapter, like `bus::actions`
 //! (the smallest one), that
 //!
-//! 1. runs each request in [`Dispatcher::spawn`], which gives it a span and makes a shutdown wait for it;
+//! 1. runs each request in [`Dispatcher::spawn`], which gives it a span and files, and makes a shutdown wait for it;
 //! 2. passes a [`Request`] to [`Dispatcher::call`], with a [`Progress`] that reports to the caller; passes requests
 //!    that it cannot read to [`Dispatcher::refuse`], and reads the card in [`Dispatcher::read_card`];
 //! 3. offers the skills of the agent's `Catalog` (`bus/catalog.rs`), and only while the agent is ready;
@@ -24,7 +24,7 @@
 
 pub(crate) mod arrival;
 pub(crate) mod call_log;
-mod fair_permits;
+pub(crate) mod fair_permits;
 #[cfg(test)]
 pub(crate) mod forwarding;
 pub(crate) mod maintenance;
@@ -97,10 +97,9 @@ impl Dispatcher {
         Self { files: Some(files), ..self }
     }
 
-    /// What a call of this caller may do with files. A front door runs the call in [`CallFiles::scope`]. `max_inline` is the
-    /// size of its largest message.
-    pub(crate) fn files(&self, caller: &Caller, mode: FileMode, max_inline: usize) -> Option<Arc<CallFiles>> {
-        self.files.as_ref().map(|files| files.for_call(caller, mode, max_inline))
+    /// What a call of this caller may do with files; `None` without a store.
+    fn call_files(&self, caller: &Caller, mode: FileMode) -> Option<Arc<CallFiles>> {
+        self.files.as_ref().map(|files| files.for_call(caller, mode))
     }
 
     pub(crate) fn agent(&self) -> &Agent {
@@ -129,7 +128,7 @@ impl Dispatcher {
             span.record("trace_id", id);
         }
         let exported = CallSpan::start(call_info, || trace.clone());
-        self.calls.spawn(exported.instrument(work.instrument(span)));
+        self.calls.spawn(CallFiles::scope(exported.instrument(work.instrument(span))));
     }
 
     /// Runs a request to its reply.
@@ -146,6 +145,9 @@ impl Dispatcher {
         let Request { operation, mut options, idempotency_key, permit } = request;
         operation.label(&mut arrival.action);
         arrival.identify(&options.caller);
+        if let Some(files) = &self.files {
+            CallFiles::begin(|| files.for_call(&options.caller, options.files));
+        }
         if let Err(error) = arrival.check() {
             return Box::pin(self.refuse(error, arrival, progress)).await;
         }

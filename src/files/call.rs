@@ -1,7 +1,8 @@
 //! What one call may do with files.
 
-use std::collections::{BTreeSet, HashMap};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::cell::OnceCell;
+use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::fetch::FetchRules;
@@ -56,10 +57,10 @@ pub(crate) struct FileAccess {
 }
 
 impl FileAccess {
-    pub(crate) fn for_call(&self, caller: &Caller, mode: FileMode, max_inline: usize) -> Arc<CallFiles> {
+    pub(crate) fn for_call(&self, caller: &Caller, mode: FileMode) -> Arc<CallFiles> {
         let (store, rules) = (Arc::clone(&self.store), Arc::clone(&self.rules));
-        let caller = caller.clone();
-        Arc::new(CallFiles { store, rules, caller, mode, max_inline, received: Mutex::default() })
+        let (caller, max_inline) = (caller.clone(), store.max_inline());
+        Arc::new(CallFiles { store, rules, caller, mode, max_inline })
     }
 }
 
@@ -72,29 +73,40 @@ pub(crate) struct CallFiles {
     pub mode: FileMode,
     /// A file in a response that is longer than this, in base64, goes to the store while it is received.
     pub max_inline: usize,
-    /// Files of the agent's responses by their digests. An agent repeats its files whenever its task is read.
-    pub received: Mutex<HashMap<String, StoredFile>>,
 }
 
 tokio::task_local! {
-    static CURRENT: Option<Arc<CallFiles>>;
+    static CURRENT: OnceCell<Arc<CallFiles>>;
 }
 
 impl CallFiles {
-    /// Runs a call. Everything that it receives from its agent can [find](Self::current) its files.
+    /// Runs the work of a front door for one request. Once its caller is [known](Self::begin), all parts of the work can
+    /// [find](Self::current) its files.
     ///
     /// Files concern the two ends of a call, the request and the body of an HTTP response. Passing them through all layers
     /// between would show them to code that has nothing to do with files.
-    pub(crate) fn scope<T>(
+    pub(crate) fn scope<T>(work: impl Future<Output = T>) -> impl Future<Output = T> {
+        CURRENT.scope(OnceCell::new(), work)
+    }
+
+    /// Like [`Self::scope`], for a call whose files are known.
+    pub(crate) fn scope_of<T>(
         files: Option<Arc<Self>>,
-        call: impl Future<Output = T>,
+        work: impl Future<Output = T>,
     ) -> impl Future<Output = T> {
-        CURRENT.scope(files, call)
+        CURRENT.scope(files.map(OnceCell::from).unwrap_or_default(), work)
+    }
+
+    /// Sets the files of the request that the current task runs, unless they are set already.
+    pub(crate) fn begin(files: impl FnOnce() -> Arc<Self>) {
+        let _ = CURRENT.try_with(|current| {
+            current.get_or_init(files);
+        });
     }
 
     /// The files of the call that the current task runs; `None` without a store.
     pub(crate) fn current() -> Option<Arc<Self>> {
-        CURRENT.try_with(Clone::clone).ok().flatten()
+        CURRENT.try_with(|current| current.get().cloned()).ok().flatten()
     }
 
     /// Whether large files in responses go to the store.
@@ -102,19 +114,15 @@ impl CallFiles {
         self.mode != FileMode::Inline && self.store.is_available()
     }
 
-    /// Completes a file of the agent, unless the call has already received the same.
+    /// Completes a file of the agent, unless the caller already has the same: an agent repeats its files whenever its task is
+    /// read.
     pub(crate) async fn finish_received(
         &self,
         writer: &mut Box<dyn FileWriter>,
     ) -> Result<StoredFile, FileError> {
-        let received = || self.received.lock().unwrap_or_else(PoisonError::into_inner);
-        let sha256 = writer.sha256();
-        let known = received().get(&sha256).cloned();
-        if let Some(known) = known {
-            return Ok(known);
+        match self.store.find_same(&self.caller, &writer.sha256(), None) {
+            Some(same) => Ok(same),
+            None => writer.finish(&FileDescription::default()).await,
         }
-        let file = writer.finish(&FileDescription::default()).await?;
-        received().insert(sha256, file.clone());
-        Ok(file)
     }
 }

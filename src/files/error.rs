@@ -27,6 +27,11 @@ impl FileError {
         Self::TooLarge(format!("{what} is larger than {limit} bytes (`{setting}`)"))
     }
 
+    /// Several files are too large together.
+    pub(crate) fn too_many(what: &str, limit: u64) -> Self {
+        Self::TooLarge(format!("{what} exceed {limit} bytes in total (`files.max_request`)"))
+    }
+
     pub(crate) fn code(&self) -> Code {
         match self {
             Self::Invalid(_) | Self::Corrupt => Code::InvalidRequest,

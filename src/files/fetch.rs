@@ -12,7 +12,7 @@ use bytes::Bytes;
 use reqwest::header::{ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_TYPE};
 use url::{Host, Url};
 
-use super::{CallFiles, FileDescription, FileError, FileRules, StoredFile};
+use super::{CallFiles, FileDescription, FileError, FileRules, StoredFile, TemporaryFile};
 use crate::text::{error_chain, shorten};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -130,11 +130,7 @@ impl FetchRules {
         }
         let limit = max.min(rules.max_size);
         let too_large = || match limit < rules.max_size {
-            true => FileError::too_large(
-                "the files of the request together",
-                rules.max_request,
-                "files.max_request",
-            ),
+            true => FileError::too_many("the files of the request", rules.max_request),
             false => FileError::too_large("the file", rules.max_size, "files.max_size"),
         };
         if response.content_length().is_some_and(|length| length > limit) {
@@ -168,7 +164,13 @@ impl FetchRules {
             }
         }
         match writer {
-            Some(mut writer) => Ok(Fetched::Stored(writer.finish(description).await?)),
+            Some(mut writer) => {
+                let mut file = writer.finish(description).await?;
+                if let Some(files) = files {
+                    TemporaryFile::make(&mut file, &files.store, &files.caller);
+                }
+                Ok(Fetched::Stored(file))
+            }
             None => Ok(Fetched::Small(STANDARD.encode(bytes))),
         }
     }

@@ -18,7 +18,10 @@ use crate::caller::Caller;
 use crate::text::hex;
 
 #[derive(Debug, Default, Clone)]
-pub(crate) struct MemoryFiles(Arc<Mutex<HashMap<String, Vec<u8>>>>);
+pub(crate) struct MemoryFiles {
+    files: Arc<Mutex<HashMap<String, Vec<u8>>>>,
+    max_inline: usize,
+}
 
 impl MemoryFiles {
     /// The files of a call, of which those longer than `max_inline` characters go to this store.
@@ -32,22 +35,27 @@ impl MemoryFiles {
             allowed_buckets: BTreeSet::new(),
             fetch: FetchRules::default(),
         };
-        let access = FileAccess { store: Arc::new(self.clone()), rules: Arc::new(rules) };
-        access.for_call(&Caller::default(), FileMode::Fitting, max_inline)
+        let store = Self { max_inline, ..self.clone() };
+        let access = FileAccess { store: Arc::new(store), rules: Arc::new(rules) };
+        access.for_call(&Caller::default(), FileMode::Fitting)
     }
 
     pub(crate) fn content(&self, file: &StoredFile) -> Vec<u8> {
-        self.0.lock().unwrap()[file.url.name()].clone()
+        self.files.lock().unwrap()[file.url.name()].clone()
     }
 
     pub(crate) fn count(&self) -> usize {
-        self.0.lock().unwrap().len()
+        self.files.lock().unwrap().len()
     }
 }
 
 impl FileStore for MemoryFiles {
     fn is_available(&self) -> bool {
         true
+    }
+
+    fn max_inline(&self) -> usize {
+        self.max_inline
     }
 
     fn find<'a>(
@@ -71,8 +79,16 @@ impl FileStore for MemoryFiles {
         async { Ok(writer) }.boxed()
     }
 
-    fn find_same(&self, _: &Caller, _: &str, _: &FileDescription) -> Option<StoredFile> {
-        None
+    fn find_same(&self, _: &Caller, sha256: &str, _: Option<&FileDescription>) -> Option<StoredFile> {
+        let files = self.files.lock().unwrap();
+        let (name, bytes) = files.iter().find(|(_, bytes)| hex(&Sha256::digest(bytes)) == sha256)?;
+        Some(stored(name, bytes, &FileDescription::default()))
+    }
+
+    fn forget(&self, _: &ObjectUrl) {}
+
+    fn delete_later(&self, url: &ObjectUrl, _: &Caller) {
+        self.files.lock().unwrap().remove(url.name());
     }
 
     fn describe<'a>(
@@ -82,6 +98,17 @@ impl FileStore for MemoryFiles {
         _caller: &'a Caller,
     ) -> BoxFuture<'a, Result<StoredFile, FileError>> {
         async { Err(FileError::NotFound) }.boxed()
+    }
+}
+
+fn stored(name: &str, bytes: &[u8], description: &FileDescription) -> StoredFile {
+    StoredFile {
+        url: ObjectUrl::new("bucket", name).unwrap(),
+        description: description.clone(),
+        size: bytes.len() as u64,
+        sha256: hex(&Sha256::digest(bytes)),
+        content_id: name.to_owned(),
+        temporary: None,
     }
 }
 
@@ -124,16 +151,10 @@ impl FileWriter for MemoryWriter {
         description: &'a FileDescription,
     ) -> BoxFuture<'a, Result<StoredFile, FileError>> {
         async {
-            let mut files = self.store.0.lock().unwrap();
+            let mut files = self.store.files.lock().unwrap();
             let name = format!("file-{}", files.len());
             files.insert(name.clone(), self.bytes.clone());
-            Ok(StoredFile {
-                url: ObjectUrl::new("bucket", &name).unwrap(),
-                description: description.clone(),
-                size: self.bytes.len() as u64,
-                sha256: self.sha256(),
-                content_id: name,
-            })
+            Ok(stored(&name, &self.bytes, description))
         }
         .boxed()
     }

@@ -24,5 +24,5 @@ pub(crate) use call::{CallFiles, FileAccess, FileMode, FileRules};
 pub(crate) use error::FileError;
 pub(crate) use media_types::{extension, last_component, media_type};
 pub(crate) use object_url::ObjectUrl;
-pub(crate) use store::{FileDescription, StoredFile};
+pub(crate) use store::{FileDescription, StoredFile, TemporaryFile};
 pub(crate) use store::{FileReader, FileStore, FileWriter};

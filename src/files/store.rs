@@ -1,6 +1,7 @@
 //! Where files are kept, independent of how.
 
 use std::fmt::Debug;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
@@ -20,7 +21,40 @@ pub(crate) struct StoredFile {
     pub sha256: String,
     /// The name of the content in the store, which the store chooses.
     pub content_id: String,
+    /// For a file that exists only as long as something refers to it.
+    pub temporary: Option<Arc<TemporaryFile>>,
 }
+
+/// Deletes a file when it is dropped.
+#[derive(Debug)]
+pub(crate) struct TemporaryFile {
+    store: Arc<dyn FileStore>,
+    url: ObjectUrl,
+    caller: Caller,
+}
+
+impl TemporaryFile {
+    /// Makes a new file temporary. Other calls must not refer to it.
+    pub(crate) fn make(file: &mut StoredFile, store: &Arc<dyn FileStore>, caller: &Caller) {
+        store.forget(&file.url);
+        let (store, url, caller) = (Arc::clone(store), file.url.clone(), caller.clone());
+        file.temporary = Some(Arc::new(Self { store, url, caller }));
+    }
+}
+
+impl Drop for TemporaryFile {
+    fn drop(&mut self) {
+        self.store.delete_later(&self.url, &self.caller);
+    }
+}
+
+impl PartialEq for TemporaryFile {
+    fn eq(&self, other: &Self) -> bool {
+        self.url == other.url
+    }
+}
+
+impl Eq for TemporaryFile {}
 
 /// What people and agents see of a file.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -33,6 +67,9 @@ pub(crate) struct FileDescription {
 pub(crate) trait FileStore: Debug + Send + Sync {
     /// Whether files can be stored, as far as the bridge knows without asking.
     fn is_available(&self) -> bool;
+
+    /// The size of the largest message: a longer file does not fit into any.
+    fn max_inline(&self) -> usize;
 
     /// Looks up a file that the caller may read.
     fn find<'a>(
@@ -50,8 +87,20 @@ pub(crate) trait FileStore: Debug + Send + Sync {
         size: Option<u64>,
     ) -> BoxFuture<'a, Result<Box<dyn FileWriter>, FileError>>;
 
-    /// The file that the caller stored earlier with the same content and description, if it still lives long enough.
-    fn find_same(&self, caller: &Caller, sha256: &str, description: &FileDescription) -> Option<StoredFile>;
+    /// The file that the caller stored earlier with the same content, if it still lives long enough: the newest, or one
+    /// with this description.
+    fn find_same(
+        &self,
+        caller: &Caller,
+        sha256: &str,
+        description: Option<&FileDescription>,
+    ) -> Option<StoredFile>;
+
+    /// Has [`FileStore::find_same`] not find a file any more.
+    fn forget(&self, url: &ObjectUrl);
+
+    /// Deletes a file of the caller, without waiting for it.
+    fn delete_later(&self, url: &ObjectUrl, caller: &Caller);
 
     /// Gives a file a name and a media type.
     fn describe<'a>(

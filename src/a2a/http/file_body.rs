@@ -70,6 +70,8 @@ struct ReadingFile {
     read: Mutex<BoxFuture<'static, Read>>,
     /// Bytes that do not fill a group of base64.
     incomplete: Vec<u8>,
+    /// A temporary file exists as long as this.
+    _file: StoredFile,
 }
 
 impl std::fmt::Debug for FileBody {
@@ -104,8 +106,9 @@ impl FileBody {
         Self { rest, files, current: None, remaining, failure: FileFailure::default() }
     }
 
-    fn open(&self, file: &StoredFile) -> ReadingFile {
-        ReadingFile { read: Mutex::new(read(self.files.store.read(file))), incomplete: Vec::new() }
+    fn open(&self, file: StoredFile) -> ReadingFile {
+        let read = Mutex::new(read(self.files.store.read(&file)));
+        ReadingFile { read, incomplete: Vec::new(), _file: file }
     }
 }
 
@@ -187,7 +190,7 @@ impl Body for FileBody {
                     this.remaining = this.remaining.saturating_sub(text.len() as u64);
                     return Poll::Ready(Some(Ok(Frame::data(text))));
                 }
-                Some(Piece::File(file)) => this.current = Some(this.open(&file)),
+                Some(Piece::File(file)) => this.current = Some(this.open(file)),
             }
         }
     }

@@ -37,6 +37,7 @@ pub(in crate::a2a) fn received_file(text: &str) -> Option<StoredFile> {
         size: fields.next()?.parse().ok()?,
         sha256: fields.next()?.to_owned(),
         content_id: fields.next()?.to_owned(),
+        temporary: None,
     })
 }
 
@@ -303,9 +304,7 @@ impl FileFilter {
             let mut take = |bytes: &[u8]| {
                 *stored += bytes.len() as u64;
                 if *stored > max {
-                    let error =
-                        FileError::too_large("the files of the response together", max, "files.max_request");
-                    return Err(Decoding::File(error));
+                    return Err(Decoding::File(FileError::too_many("the files of the response", max)));
                 }
                 writer.push(bytes).map_err(Decoding::File)
             };

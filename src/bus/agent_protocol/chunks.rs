@@ -17,6 +17,8 @@ use crate::action::progress::{Listener, Progress, ProgressEvent};
 use crate::bus::encoded_reply::error_headers;
 use crate::bus::inbox::{Inbox, MAX_COALESCED, split_first, typed_body};
 use crate::bus::outbox::Outbox;
+use crate::bus::reply_files;
+use crate::files::CallFiles;
 use crate::json;
 use crate::offload;
 use crate::reply::error::{ActionError, Code};
@@ -269,6 +271,11 @@ impl ChunkWriter {
 
     /// The files and data that were not sent before.
     async fn new_attachments<'a>(&mut self, content: &'a ReplyContent) -> Attachments<'a> {
+        if let Some(files) = CallFiles::current()
+            && let Err(error) = Box::pin(reply_files::describe_received(content, &files)).await
+        {
+            tracing::debug!(agent = %self.inbox.outbox.agent, %error, "cannot name a file of the agent");
+        }
         let of_files = content.files.iter().flat_map(|file| [&file.name, &file.url, &file.bytes]);
         let of_data = content.data.iter().map(|data| data.get().len());
         let size = of_files.flatten().map(String::len).chain(of_data).sum();

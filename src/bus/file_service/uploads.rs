@@ -14,6 +14,7 @@ use uuid::Uuid;
 use super::headers;
 use crate::bus::object_store::{ObjectStore, ObjectWriter};
 use crate::caller::Caller;
+use crate::dispatch::fair_permits::{FairPermit, FairPermits};
 use crate::files::{FileDescription, FileError, FileWriter as _, StoredFile};
 use crate::reply::error::{ActionError, Code};
 use crate::text::shorten;
@@ -25,12 +26,17 @@ const MAX_UPLOADS: usize = 1024;
 /// Uploads of one caller, so that one caller does not take the places of others.
 const MAX_UPLOADS_PER_CALLER: usize = 128;
 
-#[derive(Debug, Default)]
-pub(super) struct Uploads(Mutex<HashMap<String, Entry>>);
+#[derive(Debug)]
+pub(super) struct Uploads {
+    entries: Mutex<HashMap<String, Entry>>,
+    /// A tenant does not take the places of others, however many users it has.
+    places: Arc<FairPermits>,
+}
 
 #[derive(Debug)]
 struct Entry {
     caller: Caller,
+    _place: FairPermit,
     last_used: Instant,
     /// `None` while the upload begins.
     upload: Option<Arc<tokio::sync::Mutex<Upload>>>,
@@ -60,9 +66,15 @@ impl Drop for Place<'_> {
     }
 }
 
+impl Default for Uploads {
+    fn default() -> Self {
+        Self { entries: Mutex::default(), places: FairPermits::new(MAX_UPLOADS) }
+    }
+}
+
 impl Uploads {
     fn lock(&self) -> MutexGuard<'_, HashMap<String, Entry>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn remove(&self, id: &str) {
@@ -104,10 +116,15 @@ impl Uploads {
         {
             let mut uploads = self.lock();
             let own = uploads.values().filter(|entry| entry.caller == *caller).count();
-            if own >= MAX_UPLOADS_PER_CALLER || uploads.len() >= MAX_UPLOADS {
+            let place = match own < MAX_UPLOADS_PER_CALLER {
+                true => self.places.try_acquire(&caller.tenant()),
+                false => None,
+            };
+            let Some(place) = place else {
                 return Err(ActionError::new(Code::Busy, "too many uploads at the same time; try again"));
-            }
-            let entry = Entry { caller: caller.clone(), last_used: Instant::now(), upload: None };
+            };
+            let (caller, last_used) = (caller.clone(), Instant::now());
+            let entry = Entry { caller, _place: place, last_used, upload: None };
             uploads.insert(id.clone(), entry);
         }
         let mut place = Place(self, Some(id.clone()));

@@ -1,6 +1,6 @@
 //! Requests to JetStream, as they are on the wire.
 //!
-//! The bridge needs five requests only. It does not use the JetStream layer of the client library: that reports error
+//! The bridge needs a few requests only. It does not use the JetStream layer of the client library: that reports error
 //! 10164, which is a lost race, like any other error, its writes cannot have both an expected revision and a time to
 //! live, and it waits for a timeout when the server denies a subject.
 
@@ -29,7 +29,7 @@ const MAX_IN_FLIGHT: usize = 1024;
 const MAX_DESCRIPTION: usize = 200;
 
 /// Error codes of the server.
-pub(super) mod code {
+pub(in crate::bus) mod code {
     pub(crate) const ACCOUNT_RESOURCES_EXCEEDED: u32 = 10002;
     pub(crate) const NO_SUITABLE_PEERS: u32 = 10005;
     pub(crate) const TEMPORARILY_UNAVAILABLE: u32 = 10008;
@@ -46,6 +46,8 @@ pub(super) mod code {
     pub(crate) const NOT_ENABLED: u32 = 10076;
     /// The bucket is full.
     pub(crate) const STORE_FAILED: u32 = 10077;
+    /// The limit of the account, or of the server, for the sizes of streams.
+    pub(crate) const MAX_BYTES_EXCEEDED: u32 = 10122;
     /// On a cluster: another write to the same key is in progress.
     pub(crate) const WRONG_LAST_SEQUENCE_IN_FLIGHT: u32 = 10164;
 }
@@ -60,7 +62,7 @@ pub(crate) enum ApiError {
     #[error("the bridge is not connected to NATS")]
     Disconnected,
     /// The request may still take effect.
-    #[error("no response to {subject} within {TIMEOUT:?}")]
+    #[error("no response to {subject} in time")]
     TimedOut { subject: String },
     /// The request had no effect.
     #[error("the NATS user of the bridge may not publish to {subject}")]
@@ -74,7 +76,7 @@ pub(crate) enum ApiError {
 }
 
 impl ApiError {
-    pub(super) fn code(&self) -> Option<u32> {
+    pub(in crate::bus) fn code(&self) -> Option<u32> {
         match self {
             Self::Refused { code, .. } => Some(*code),
             _ => None,
@@ -114,7 +116,7 @@ impl Api {
         Self { client, events, in_flight: Semaphore::new(MAX_IN_FLIGHT) }
     }
 
-    pub(super) fn client(&self) -> &Client {
+    pub(in crate::bus) fn client(&self) -> &Client {
         &self.client
     }
 
@@ -122,8 +124,14 @@ impl Api {
         self.events.connected().await;
     }
 
-    pub(super) fn is_connected(&self) -> bool {
+    pub(in crate::bus) fn is_connected(&self) -> bool {
         self.client.connection_state() == State::Connected
+    }
+
+    /// Waits until the server denies a publication to a subject, from `since` on.
+    pub(in crate::bus) async fn denied(&self, subject: &str, since: std::time::Instant) -> ApiError {
+        self.events.denied(subject, since).await;
+        ApiError::Denied { subject: subject.to_owned() }
     }
 
     /// A request to the API of JetStream, with JSON in both directions.
@@ -137,10 +145,25 @@ impl Api {
     }
 
     /// Like [`Self::call`], without retries: if nobody listens, that is the answer.
-    pub(super) async fn call_once<T: DeserializeOwned>(&self, operation: &str) -> Result<T, ApiError> {
-        let subject = format!("$JS.API.{operation}");
-        let response = self.attempt(&subject, None, Bytes::new(), Instant::now() + TIMEOUT).await?;
-        read(&subject, &response)
+    pub(in crate::bus) async fn call_once<T: DeserializeOwned>(
+        &self,
+        operation: &str,
+        body: Option<&impl Serialize>,
+    ) -> Result<T, ApiError> {
+        let body = body.map_or_else(Bytes::new, |body| json::to_bytes(body));
+        self.publish_once(&format!("$JS.API.{operation}"), body, TIMEOUT).await
+    }
+
+    /// Sends a message to be stored, without retries: they would change the order of messages. The first poll queues the
+    /// message behind those before it.
+    pub(in crate::bus) async fn publish_once<T: DeserializeOwned>(
+        &self,
+        subject: &str,
+        body: Bytes,
+        timeout: Duration,
+    ) -> Result<T, ApiError> {
+        let response = self.attempt(subject, None, body, Instant::now() + timeout).await?;
+        read(subject, &response)
     }
 
     /// A request whose response does not matter.
@@ -149,7 +172,7 @@ impl Api {
     }
 
     /// A request that is repeated while it has no effect and may succeed soon.
-    pub(super) async fn request<T: DeserializeOwned>(
+    pub(in crate::bus) async fn request<T: DeserializeOwned>(
         &self,
         subject: &str,
         headers: Option<HeaderMap>,
@@ -196,7 +219,7 @@ impl Api {
                     _ => named(|subject| ApiError::TimedOut { subject }),
                 }
             }),
-            () = self.events.denied(subject, began) => Err(named(|subject| ApiError::Denied { subject })),
+            denied = self.denied(subject, began) => Err(denied),
             () = tokio::time::sleep_until(deadline) => Err(named(|subject| ApiError::TimedOut { subject })),
         }
     }

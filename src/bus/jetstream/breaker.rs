@@ -9,7 +9,7 @@ use tokio::time::Instant;
 const DELAY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(15));
 
 #[derive(Debug, Default)]
-pub(super) struct Breaker(Mutex<Option<Open>>);
+pub(in crate::bus) struct Breaker(Mutex<Option<Open>>);
 
 #[derive(Debug)]
 struct Open {
@@ -22,14 +22,14 @@ struct Open {
 /// The right to send one request. The holder reports its result.
 #[derive(Debug)]
 #[must_use]
-pub(super) struct Passage<'a> {
+pub(in crate::bus) struct Passage<'a> {
     breaker: &'a Breaker,
     is_probe: bool,
 }
 
 impl Breaker {
     /// `None` if the request would most likely fail.
-    pub(super) fn enter(&self) -> Option<Passage<'_>> {
+    pub(in crate::bus) fn enter(&self) -> Option<Passage<'_>> {
         let mut open = self.open();
         let is_probe = match &mut *open {
             None => false,
@@ -43,12 +43,12 @@ impl Breaker {
     }
 
     /// Whether [`Self::enter`] would let a request pass.
-    pub(super) fn is_closed(&self) -> bool {
+    pub(in crate::bus) fn is_closed(&self) -> bool {
         self.open().as_ref().is_none_or(|open| !open.is_probing && Instant::now() >= open.until)
     }
 
     /// Lets all requests pass again.
-    pub(super) fn close(&self) {
+    pub(in crate::bus) fn close(&self) {
         *self.open() = None;
     }
 
@@ -58,14 +58,14 @@ impl Breaker {
 }
 
 impl Passage<'_> {
-    pub(super) fn succeeded(mut self) {
+    pub(in crate::bus) fn succeeded(mut self) {
         // A request that began before the failure of another one proves nothing.
         if std::mem::take(&mut self.is_probe) {
             self.breaker.close();
         }
     }
 
-    pub(super) fn failed(mut self) {
+    pub(in crate::bus) fn failed(mut self) {
         let mut open = self.breaker.open();
         let (first, max) = DELAY;
         let delay = match &*open {

@@ -137,7 +137,7 @@ impl JetStreamStore {
 
 /// Whether the server has a JetStream that is new enough. The request changes nothing.
 pub(crate) async fn find_jetstream(api: &Api) -> Result<(), JetStreamAbsence> {
-    let account: AccountInfo = match api.call_once("INFO").await {
+    let account: AccountInfo = match api.call_once("INFO", None::<&()>).await {
         // Without JetStream nobody listens to its API. A cluster without a leader responds to this request.
         Err(ApiError::NoResponders { .. }) => return Err(JetStreamAbsence::Disabled),
         result => result?,

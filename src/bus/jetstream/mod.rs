@@ -13,8 +13,8 @@
 //! An outcome is one of four: the write is confirmed; it lost a race; it had no effect; or nothing is known, and it may
 //! still take effect, even after a reconnect. The last one is reported as [`WriteError::Unknown`].
 
-mod api;
-mod breaker;
+pub(super) mod api;
+pub(super) mod breaker;
 mod bucket;
 mod detection;
 mod handle;
@@ -56,7 +56,7 @@ pub(crate) use self::api::{Api, ApiError};
 pub use self::detection::JetStreamAbsence;
 pub(crate) use self::detection::find_jetstream;
 pub use self::handle::SharedStore;
-pub(crate) use self::permissions::{missing_permissions, permissions};
+pub(crate) use self::permissions::{Permissions, missing_permissions, permissions};
 
 /// Maximum size of a record. The caller keeps the state of a task without its content, if that is too large.
 const MAX_VALUE: usize = 256 << 10;

@@ -1,6 +1,7 @@
-//! Which permissions the NATS user of a bridge lacks for shared state, for `check`.
+//! Which permissions the NATS user of a bridge lacks for shared state and files, for `check`.
 //!
-//! The probes have no effect: the server refuses their content, if it does not deny their subject.
+//! The probes have no effect: the server refuses their content, if it does not deny their subject. The server takes content
+//! that is not JSON for a request to purge everything, so the probe of that request names a subject without messages.
 
 use async_nats::HeaderMap;
 use bytes::Bytes;
@@ -8,18 +9,34 @@ use futures_util::future::join_all;
 
 use super::api::{Api, ApiError};
 use super::bucket::Bucket;
+use crate::bus::object_store::ObjectStore;
+use crate::json;
 use crate::state::RecordKind;
 
 /// Not valid JSON, so that no request does anything.
 const REFUSED: &str = "-";
 
-/// What a bridge has to be allowed to publish to, to share state.
-pub(crate) fn permissions(subject_prefix: &str) -> Vec<String> {
-    let mut permissions = vec!["$JS.API.INFO".to_owned()];
+/// What a bridge has to be allowed to publish to.
+#[derive(Debug)]
+pub(crate) struct Permissions {
+    /// To store files.
+    pub files: Vec<String>,
+    /// To share state.
+    pub state: Vec<String>,
+}
+
+/// What a bridge with this subject prefix has to be allowed to publish to.
+pub(crate) fn permissions(subject_prefix: &str) -> Permissions {
+    let bucket = ObjectStore::bucket_name(subject_prefix);
+    let files =
+        ["STREAM.CREATE", "STREAM.UPDATE", "STREAM.INFO", "STREAM.PURGE", "STREAM.MSG.GET", "DIRECT.GET"];
+    let files = files.map(|operation| format!("$JS.API.{operation}.OBJ_{bucket}"));
+    let files = [format!("$O.{bucket}.>")].into_iter().chain(files).collect();
+    let mut state = vec!["$JS.API.INFO".to_owned()];
     for kind in RecordKind::ALL {
         let bucket = Bucket::new(subject_prefix, kind);
         let (stream, name) = (bucket.stream(), &bucket.name);
-        permissions.extend([
+        state.extend([
             format!("$JS.API.STREAM.INFO.{stream}"),
             format!("$JS.API.STREAM.CREATE.{stream}"),
             format!("$JS.API.STREAM.MSG.GET.{stream}"),
@@ -28,18 +45,45 @@ pub(crate) fn permissions(subject_prefix: &str) -> Vec<String> {
             format!("$KV.{name}.>"),
         ]);
     }
-    permissions
+    Permissions { files, state }
 }
 
 /// Those of the [`permissions`] that the NATS user of the bridge lacks.
-pub(crate) async fn missing_permissions(api: &Api, subject_prefix: &str) -> Vec<String> {
-    let probes = permissions(subject_prefix).into_iter().map(|permission| async move {
+pub(crate) async fn missing_permissions(api: &Api, subject_prefix: &str) -> Permissions {
+    let Permissions { files, state } = permissions(subject_prefix);
+    let (files, state) = tokio::join!(missing(api, files), missing(api, state));
+    Permissions { files, state }
+}
+
+async fn missing(api: &Api, permissions: Vec<String>) -> Vec<String> {
+    let probes = permissions.into_iter().map(|permission| async move {
         let subject = permission.replace(".>", ".check.check");
         // No stream has this name, so nothing is stored.
         let mut headers = HeaderMap::new();
         headers.insert("Nats-Expected-Stream", "none");
-        let result = api.probe(&subject, headers, Bytes::from_static(REFUSED.as_bytes())).await;
+        let result = api.probe(&subject, headers, probe_body(&permission)).await;
         matches!(result, Err(ApiError::Denied { .. })).then_some(permission)
     });
     join_all(probes).await.into_iter().flatten().collect()
+}
+
+fn probe_body(permission: &str) -> Bytes {
+    match permission.strip_prefix("$JS.API.STREAM.PURGE.OBJ_") {
+        Some(bucket) => json::to_bytes(&serde_json::json!({ "filter": format!("$O.{bucket}.C.check") })),
+        None => Bytes::from_static(REFUSED.as_bytes()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_probe_of_a_purge_removes_nothing() {
+        let Permissions { files, state } = permissions("a2a");
+        let is_purge = |permission: &&String| permission.contains("PURGE");
+        let purges: Vec<_> = files.iter().chain(&state).filter(is_purge).collect();
+        assert_eq!(purges, ["$JS.API.STREAM.PURGE.OBJ_a2a_files"]);
+        assert_eq!(probe_body(purges[0]), r#"{"filter":"$O.a2a_files.C.check"}"#);
+    }
 }

@@ -6,13 +6,10 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::jetstream::JetStream;
+use super::jetstream::BucketInfo;
 use super::metadata::{self, ObjectMetadata};
 use crate::caller::Caller;
-use crate::files::FileError;
 
-const BATCH: usize = 256;
-const BATCH_BYTES: usize = 1 << 20;
 /// Each file counts at least this much, so that many small files do not take the memory of the bridge.
 const MIN_COST: u64 = 16 << 10;
 
@@ -24,6 +21,10 @@ pub(super) struct Catalog {
     usage: HashMap<u128, u64>,
     /// The first sequence that is not read yet.
     next: u64,
+    /// When the stream was created that the catalog was read from.
+    created: String,
+    /// How long files live; `None` for ever. It is that of the stream: replicas may have different settings.
+    max_age: Option<Duration>,
     last_expiry: Option<Instant>,
 }
 
@@ -33,7 +34,7 @@ struct CatalogEntry {
     cost: u64,
     sequence: u64,
     /// Files that were there before the catalog was first read may expire earlier; the server decides.
-    expires_at: Instant,
+    read_at: Instant,
 }
 
 pub(super) fn owner_id(caller: &Caller) -> u128 {
@@ -41,38 +42,26 @@ pub(super) fn owner_id(caller: &Caller) -> u128 {
 }
 
 impl Catalog {
-    /// Reads what is new.
-    pub(super) async fn refresh(
-        &mut self,
-        jetstream: &JetStream,
-        bucket: &str,
-        ttl: Duration,
-    ) -> Result<(), FileError> {
-        let filter = format!("$O.{bucket}.M.>");
-        loop {
-            let from = self.next.max(1);
-            let mut batch = jetstream.batch(bucket, &filter, from, BATCH, BATCH_BYTES).await?;
-            let mut pending = 0;
-            while let Some(message) = batch.next().await? {
-                self.next = message.sequence + 1;
-                pending = message.pending;
-                self.add(&message.payload, message.sequence, ttl);
-            }
-            if pending == 0 {
-                break;
-            }
+    /// Compares the catalog with the stream. Returns the first sequence to read, if there is anything new.
+    pub(super) fn begin(&mut self, info: &BucketInfo) -> Option<u64> {
+        if self.created != info.created || self.next > info.last_sequence + 1 {
+            // Another stream has taken the place of the one before.
+            *self = Self { created: info.created.clone(), ..Self::default() };
         }
+        self.max_age = info.max_age;
         self.expire();
-        Ok(())
+        (self.next <= info.last_sequence).then_some(self.next.max(1))
     }
 
-    fn add(&mut self, json: &[u8], sequence: u64, ttl: Duration) {
+    /// Adds the metadata of a file. Everything before it has been read.
+    pub(super) fn add(&mut self, json: &[u8], sequence: u64) {
+        self.next = self.next.max(sequence + 1);
         let Ok(metadata) = serde_json::from_slice::<ObjectMetadata>(json) else { return };
         self.remove(&metadata.name);
         if !metadata.is_deleted() {
             let (owner, cost) = (metadata.owner_id(), metadata.size.max(MIN_COST));
             *self.usage.entry(owner).or_default() += cost;
-            let entry = CatalogEntry { owner, cost, sequence, expires_at: Instant::now() + ttl };
+            let entry = CatalogEntry { owner, cost, sequence, read_at: Instant::now() };
             self.files.insert(metadata.name, entry);
         }
     }
@@ -89,17 +78,14 @@ impl Catalog {
     }
 
     fn expire(&mut self) {
-        let now = Instant::now();
+        let (now, Some(max_age)) = (Instant::now(), self.max_age) else { return };
         if self.last_expiry.is_some_and(|last| now - last < Duration::from_secs(1)) {
             return;
         }
         self.last_expiry = Some(now);
-        let expired: Vec<String> = self
-            .files
-            .iter()
-            .filter(|(_, entry)| entry.expires_at <= now)
-            .map(|(name, _)| name.clone())
-            .collect();
+        let is_expired = |entry: &CatalogEntry| now - entry.read_at >= max_age;
+        let expired: Vec<String> =
+            self.files.iter().filter(|(_, entry)| is_expired(entry)).map(|(name, _)| name.clone()).collect();
         expired.iter().for_each(|name| self.remove(name));
     }
 
@@ -117,5 +103,50 @@ impl Catalog {
 
     pub(super) fn contains(&self, name: &str) -> bool {
         self.files.contains_key(name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn info(created: &str, last_sequence: u64, max_age: u64) -> BucketInfo {
+        let max_age = Some(Duration::from_secs(max_age));
+        BucketInfo { created: created.to_owned(), last_sequence, max_age, subjects: Vec::new() }
+    }
+
+    fn metadata(name: &str) -> String {
+        format!(r#"{{"name":"{name}","bucket":"b","nuid":"n","size":100000,"mtime":""}}"#)
+    }
+
+    #[test]
+    fn a_stream_that_was_created_again_is_read_from_its_beginning() {
+        let mut catalog = Catalog::default();
+        assert_eq!(catalog.begin(&info("1", 0, 60)), None);
+        assert_eq!(catalog.begin(&info("1", 7, 60)), Some(1));
+        catalog.add(metadata("a").as_bytes(), 7);
+        assert!(catalog.contains("a"));
+        assert_eq!(catalog.begin(&info("1", 7, 60)), None);
+        assert_eq!(catalog.begin(&info("1", 9, 60)), Some(8));
+        // A backup was restored.
+        assert_eq!(catalog.begin(&info("1", 5, 60)), Some(1));
+        assert!(!catalog.contains("a"));
+        catalog.add(metadata("b").as_bytes(), 5);
+        assert_eq!(catalog.begin(&info("2", 9, 60)), Some(1));
+        assert!(!catalog.contains("b") && catalog.usage.is_empty());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn files_expire_when_the_stream_says_so() {
+        let mut catalog = Catalog::default();
+        catalog.begin(&info("1", 1, 60));
+        catalog.add(metadata("a").as_bytes(), 1);
+        tokio::time::advance(Duration::from_secs(61)).await;
+        catalog.begin(&info("1", 1, 3600));
+        assert!(catalog.contains("a"), "another replica has made the time longer");
+        catalog.begin(&info("1", 1, 60));
+        tokio::time::advance(Duration::from_secs(2)).await;
+        catalog.begin(&info("1", 1, 60));
+        assert!(!catalog.contains("a"));
     }
 }

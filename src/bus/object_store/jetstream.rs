@@ -1,48 +1,135 @@
 //! The requests to JetStream that files need.
 
-use std::sync::Arc;
-use std::time::Duration;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
-use async_nats::{Client, HeaderMap, Message, Request, RequestErrorKind, Subscriber};
+use async_nats::{HeaderMap, Message, Subscriber};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
-use futures_util::future::BoxFuture;
-use futures_util::{FutureExt as _, StreamExt as _};
+use futures_util::future::{BoxFuture, FutureExt as _};
+use futures_util::stream::StreamExt as _;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio::sync::Semaphore;
 
 use super::metadata::{self, ObjectMetadata, stream_name};
+use crate::bus::jetstream::api::{Api, ApiError, TIMEOUT, code};
+use crate::bus::jetstream::breaker::{Breaker, Passage};
 use crate::config::StateReplicas;
 use crate::files::{FileError, FileRules, ObjectUrl};
 use crate::json::to_bytes;
-use crate::text::{error_chain, shorten};
 
-const TIMEOUT: Duration = Duration::from_secs(5);
+/// Time limit of a chunk, from when it is sent until it is acknowledged. Chunks of many files may be on the way.
+const CHUNK_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a chunk waits until it may be sent.
+const SEND_TIMEOUT: Duration = Duration::from_secs(20);
 /// Chunks of all files that may wait for their acknowledgements.
 const MAX_UNACKNOWLEDGED: usize = 32;
-/// The error of JetStream for a message or stream that does not exist.
-const NOT_FOUND: u64 = 404;
-/// Codes for a stream that exists with another configuration, and for a stream without room.
-const STREAM_NAME_IN_USE: u64 = 10058;
-const NO_ROOM: [u64; 6] = [10077, 10047, 10023, 10122, 10028, 10002];
+/// Codes for a bucket, an account or a server without room.
+const NO_ROOM: [u32; 6] = [
+    code::STORE_FAILED,
+    code::INSUFFICIENT_STORAGE,
+    code::INSUFFICIENT_RESOURCES,
+    code::MAX_BYTES_EXCEEDED,
+    code::INSUFFICIENT_MEMORY,
+    code::ACCOUNT_RESOURCES_EXCEEDED,
+];
 /// Codes for more copies than the server or its cluster can keep.
-const NO_REPLICAS: [u64; 2] = [10074, 10005];
+const NO_REPLICAS: [u32; 2] = [code::REPLICAS_NOT_SUPPORTED, code::NO_SUITABLE_PEERS];
 /// A smaller bucket is of no use.
 const MIN_BUCKET: i64 = 16 << 20;
 
-/// A client of JetStream.
+/// A client of JetStream. Clones share it.
 #[derive(Debug, Clone)]
 pub(super) struct JetStream {
-    client: Client,
+    api: Arc<Api>,
     /// `None` if the configuration turns JetStream off.
     replicas: Option<StateReplicas>,
     unacknowledged: Arc<Semaphore>,
+    health: Arc<Health>,
+}
+
+/// Whether requests reach the store.
+#[derive(Debug, Default)]
+struct Health {
+    breaker: Breaker,
+    /// Why the last request has failed.
+    reason: Mutex<String>,
 }
 
 /// The outcome of a message that was sent to be stored.
-pub(super) type Acknowledgement = BoxFuture<'static, Result<(), FileError>>;
+pub(super) type Acknowledgement = BoxFuture<'static, Result<(), StoreError>>;
+
+/// Why a request to JetStream has failed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum StoreError {
+    /// The stream of the bucket does not exist, or nobody listens to JetStream.
+    NoBucket,
+    /// The bucket has no such message.
+    NoMessage,
+    NoRoom,
+    Unavailable(String),
+}
+
+impl From<StoreError> for FileError {
+    fn from(error: StoreError) -> Self {
+        match error {
+            StoreError::NoBucket => Self::Unavailable("the bucket for files does not exist".to_owned()),
+            StoreError::NoMessage => Self::NotFound,
+            StoreError::NoRoom => Self::Full(
+                "the bucket for files is full (`files.max_total`); try again when files have expired"
+                    .to_owned(),
+            ),
+            StoreError::Unavailable(why) => Self::Unavailable(why),
+        }
+    }
+}
+
+impl From<ApiError> for StoreError {
+    fn from(error: ApiError) -> Self {
+        match error {
+            ApiError::NoResponders { .. } => Self::NoBucket,
+            ApiError::Refused { code: code::STREAM_NOT_FOUND, .. } => Self::NoBucket,
+            ApiError::Refused { code: code::MESSAGE_NOT_FOUND, .. } => Self::NoMessage,
+            ApiError::Refused { code, .. } if NO_ROOM.contains(&code) => Self::NoRoom,
+            other => Self::Unavailable(other.to_string()),
+        }
+    }
+}
+
+impl Health {
+    fn reason(&self) -> String {
+        self.reason.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn enter(&self) -> Result<Passage<'_>, StoreError> {
+        self.breaker.enter().ok_or_else(|| StoreError::Unavailable(self.reason()))
+    }
+
+    /// Reports the result of a request. A store that has made a decision works.
+    fn finish<T>(&self, passage: Passage<'_>, result: Result<T, ApiError>) -> Result<T, StoreError> {
+        let error = match result {
+            Ok(response) => {
+                passage.succeeded();
+                return Ok(response);
+            }
+            Err(error) => error,
+        };
+        // The connection comes back without a delay.
+        let is_disconnected = error == ApiError::Disconnected;
+        let error = StoreError::from(error);
+        match &error {
+            StoreError::Unavailable(why) if !is_disconnected => {
+                *self.reason.lock().unwrap_or_else(PoisonError::into_inner) = why.clone();
+                passage.failed();
+            }
+            StoreError::Unavailable(_) => {}
+            StoreError::NoBucket | StoreError::NoMessage | StoreError::NoRoom => passage.succeeded(),
+        }
+        Err(error)
+    }
+}
 
 /// The stream of a bucket, as ADR-20 describes it.
 #[derive(Debug, Serialize)]
@@ -63,50 +150,70 @@ struct BucketConfig<'a> {
     allow_msg_ttl: bool,
 }
 
-#[derive(Debug, Deserialize)]
-struct ApiResponse {
-    error: Option<ApiError>,
-    #[serde(flatten)]
-    rest: Value,
+/// What the leader of a bucket says about it.
+#[derive(Debug)]
+pub(super) struct BucketInfo {
+    /// When the stream was created: a stream that was deleted and created again begins with sequence 1.
+    pub(super) created: String,
+    pub(super) last_sequence: u64,
+    /// `None` if files do not expire.
+    pub(super) max_age: Option<Duration>,
+    /// Those that match the filter of the request.
+    pub(super) subjects: Vec<String>,
 }
 
-#[derive(Debug, Deserialize)]
-struct ApiError {
-    #[serde(default)]
-    code: u64,
-    #[serde(default)]
-    err_code: u64,
-    #[serde(default)]
-    description: String,
-}
-
-impl ApiError {
-    fn into_error(self) -> FileError {
-        match self {
-            Self { code: NOT_FOUND, .. } => FileError::NotFound,
-            Self { err_code, .. } if NO_ROOM.contains(&err_code) => no_room(),
-            Self { description, .. } => FileError::Unavailable(shorten(&description, 200)),
+impl BucketInfo {
+    fn new(info: &Value) -> Self {
+        let number = |pointer: &str| info.pointer(pointer).and_then(Value::as_u64).unwrap_or_default();
+        let subjects = info.pointer("/state/subjects").and_then(Value::as_object).into_iter().flatten();
+        Self {
+            created: info["created"].as_str().unwrap_or_default().to_owned(),
+            last_sequence: number("/state/last_seq"),
+            max_age: Some(Duration::from_nanos(number("/config/max_age"))).filter(|age| !age.is_zero()),
+            subjects: subjects.map(|(subject, _)| subject.clone()).collect(),
         }
     }
 }
 
-fn no_room() -> FileError {
-    FileError::Full(
-        "the bucket for files is full (`files.max_total`); try again when files have expired".to_owned(),
-    )
+#[derive(Deserialize)]
+struct LastMessage {
+    message: MessageData,
+}
+
+#[derive(Deserialize)]
+struct MessageData {
+    /// In Base64.
+    #[serde(default)]
+    data: String,
 }
 
 impl JetStream {
-    pub(super) fn new(client: Client, replicas: Option<StateReplicas>) -> Self {
-        Self { client, replicas, unacknowledged: Arc::new(Semaphore::new(MAX_UNACKNOWLEDGED)) }
+    pub(super) fn new(api: Api, replicas: Option<StateReplicas>) -> Self {
+        let unacknowledged = Arc::new(Semaphore::new(MAX_UNACKNOWLEDGED));
+        Self { api: Arc::new(api), replicas, unacknowledged, health: Arc::default() }
     }
 
-    pub(super) fn client(&self) -> &Client {
-        &self.client
+    pub(super) fn client(&self) -> &async_nats::Client {
+        self.api.client()
     }
 
-    async fn request(&self, subject: String, body: &impl Serialize) -> Result<Value, ApiFailure> {
-        send(self.client.clone(), subject, HeaderMap::new(), to_bytes(body)).await
+    /// Whether the configuration permits JetStream.
+    pub(super) fn is_permitted(&self) -> bool {
+        self.replicas.is_some()
+    }
+
+    /// Whether a request would most likely reach the store.
+    pub(super) fn is_reachable(&self) -> bool {
+        self.api.is_connected() && self.health.breaker.is_closed()
+    }
+
+    async fn call<T: serde::de::DeserializeOwned>(
+        &self,
+        operation: &str,
+        body: &impl Serialize,
+    ) -> Result<T, StoreError> {
+        let passage = self.health.enter()?;
+        self.health.finish(passage, self.api.call(operation, Some(body)).await)
     }
 
     /// Creates the bucket, or changes its limits. The error says why there is none.
@@ -131,9 +238,9 @@ impl JetStream {
         };
         let created = self.create(&stream, &mut config, replicas).await;
         let updated = match created {
-            Err(ApiFailure::Api(ApiError { err_code: STREAM_NAME_IN_USE, .. })) => {
+            Err(ApiError::Refused { code: code::NAME_IN_USE, .. }) => {
                 // Another bridge may have created it with other replicas, which an operator may have chosen.
-                let info = self.request(format!("$JS.API.STREAM.INFO.{stream}"), &json!({})).await;
+                let info = self.api.call::<Value>(&format!("STREAM.INFO.{stream}"), None::<&()>).await;
                 let found = |key: &str| info.as_ref().ok()?.get("config")?.get(key).cloned();
                 if let Some(replicas) = found("num_replicas").and_then(|found| found.as_u64()) {
                     config.num_replicas = replicas;
@@ -144,19 +251,19 @@ impl JetStream {
                 {
                     config.max_bytes = config.max_bytes.min(max_bytes);
                 }
-                self.request(format!("$JS.API.STREAM.UPDATE.{stream}"), &config).await
+                self.api.call(&format!("STREAM.UPDATE.{stream}"), Some(&config)).await
             }
             created => created,
         };
         match updated {
             // Older servers drop what they do not know, and have no batches either.
             Ok(info) if info.pointer("/config/allow_msg_ttl").and_then(Value::as_bool) == Some(true) => {
+                self.health.breaker.close();
                 Ok(())
             }
             Ok(_) => Err("files by reference need nats-server 2.11 or newer".to_owned()),
-            Err(ApiFailure::NoResponders) => Err("JetStream is not enabled".to_owned()),
-            Err(ApiFailure::Api(error)) => Err(shorten(&error.description, 200)),
-            Err(ApiFailure::Failed(why)) => Err(why),
+            Err(ApiError::NoResponders { .. }) => Err("JetStream is not enabled".to_owned()),
+            Err(error) => Err(error.to_string()),
         }
     }
 
@@ -167,18 +274,18 @@ impl JetStream {
         stream: &str,
         config: &mut BucketConfig<'_>,
         replicas: StateReplicas,
-    ) -> Result<Value, ApiFailure> {
+    ) -> Result<Value, ApiError> {
         loop {
-            let created = self.request(format!("$JS.API.STREAM.CREATE.{stream}"), config).await;
-            let Err(ApiFailure::Api(ApiError { err_code, .. })) = &created else { return created };
+            let created = self.api.call_once(&format!("STREAM.CREATE.{stream}"), Some(&*config)).await;
+            let Some(code) = created.as_ref().err().and_then(ApiError::code) else { return created };
             let is_reducible = replicas == StateReplicas::Auto && config.num_replicas > 1;
-            if NO_REPLICAS.contains(err_code) && is_reducible {
+            if NO_REPLICAS.contains(&code) && is_reducible {
                 config.num_replicas = 1;
-            } else if NO_ROOM.contains(err_code) && config.max_bytes > MIN_BUCKET {
+            } else if NO_ROOM.contains(&code) && config.max_bytes > MIN_BUCKET {
                 config.max_bytes /= 2;
                 tracing::debug!(
                     max_bytes = config.max_bytes,
-                    "JetStream has little storage left; the bucket for files is smaller"
+                    "JetStream is low on storage; creating a smaller bucket for files"
                 );
             } else {
                 return created;
@@ -187,41 +294,57 @@ impl JetStream {
     }
 
     /// The last message of a subject, from the leader of the stream: a copy may be behind.
-    pub(super) async fn last_message(&self, bucket: &str, subject: &str) -> Result<Bytes, FileError> {
-        let request = format!("$JS.API.STREAM.MSG.GET.{}", stream_name(bucket));
-        let reply = self.request(request, &json!({ "last_by_subj": subject })).await?;
-        let data = reply.pointer("/message/data").and_then(Value::as_str).unwrap_or_default();
-        STANDARD.decode(data).map(Bytes::from).map_err(|_| FileError::NotFound)
+    pub(super) async fn last_message(&self, bucket: &str, subject: &str) -> Result<Bytes, StoreError> {
+        let operation = format!("STREAM.MSG.GET.{}", stream_name(bucket));
+        let last: LastMessage = self.call(&operation, &json!({ "last_by_subj": subject })).await?;
+        let malformed = |_| StoreError::Unavailable("a message of JetStream cannot be read".to_owned());
+        STANDARD.decode(last.message.data).map(Bytes::from).map_err(malformed)
     }
 
-    pub(super) async fn purge(&self, bucket: &str, subject: &str) -> Result<(), FileError> {
-        let request = format!("$JS.API.STREAM.PURGE.{}", stream_name(bucket));
-        self.request(request, &json!({ "filter": subject })).await?;
-        Ok(())
+    /// Removes all messages of a subject. A failure says nothing about other requests, which need other permissions.
+    pub(super) async fn purge(&self, bucket: &str, subject: &str) -> Result<(), StoreError> {
+        let operation = format!("STREAM.PURGE.{}", stream_name(bucket));
+        let purged: Result<Value, _> = self.api.call(&operation, Some(&json!({ "filter": subject }))).await;
+        match purged.map_err(StoreError::from) {
+            // Nothing is left of it.
+            Ok(_) | Err(StoreError::NoBucket) => Ok(()),
+            Err(error) => Err(error),
+        }
     }
 
-    /// The subjects of the bucket that match `filter`, with the number of their messages.
-    pub(super) async fn subjects(&self, bucket: &str, filter: &str) -> Result<Vec<(String, u64)>, FileError> {
-        let request = format!("$JS.API.STREAM.INFO.{}", stream_name(bucket));
-        let info = self.request(request, &json!({ "subjects_filter": filter })).await?;
-        let subjects = info.pointer("/state/subjects").and_then(Value::as_object).into_iter().flatten();
-        Ok(subjects.map(|(subject, count)| (subject.clone(), count.as_u64().unwrap_or(0))).collect())
+    /// What the leader of the bucket says about it, and the subjects that match `filter`, if there is one.
+    pub(super) async fn info(&self, bucket: &str, filter: Option<&str>) -> Result<BucketInfo, StoreError> {
+        let operation = format!("STREAM.INFO.{}", stream_name(bucket));
+        let body = filter.map_or_else(|| json!({}), |filter| json!({ "subjects_filter": filter }));
+        Ok(BucketInfo::new(&self.call(&operation, &body).await?))
     }
 
-    /// Sends a message to be stored, after those before it. If the future is dropped before it is done, nothing is sent.
-    pub(super) async fn publish(&self, subject: String, body: Bytes) -> Acknowledgement {
-        let permit = Arc::clone(&self.unacknowledged).acquire_owned().await;
-        let client = self.client.clone();
+    /// Sends a chunk to be stored, after those before it. If the future is dropped before it is done, nothing is sent.
+    ///
+    /// The chunk counts as unacknowledged until JetStream has answered, whether anyone waits for that or not: an upload
+    /// that pauses keeps no other one waiting. Chunks wait in their order, and a file has one chunk waiting at a time, so
+    /// that all files make progress.
+    pub(super) async fn publish(&self, subject: String, body: Bytes) -> Result<Acknowledgement, StoreError> {
+        let waiting = Arc::clone(&self.unacknowledged).acquire_owned();
+        let Ok(Ok(permit)) = tokio::time::timeout(SEND_TIMEOUT, waiting).await else {
+            let seconds = SEND_TIMEOUT.as_secs();
+            return Err(StoreError::Unavailable(format!("JetStream took no chunk within {seconds} s")));
+        };
+        let this = self.clone();
         let store = async move {
             let _permit = permit;
-            send(client, subject, HeaderMap::new(), body).await.map(drop).map_err(FileError::from)
+            let passage = this.health.enter()?;
+            let stored = this.api.publish_once::<Value>(&subject, body, CHUNK_TIMEOUT).await;
+            this.health.finish(passage, stored).map(drop)
         };
         // Unconstrained, so that the first poll certainly queues the message.
-        let mut acknowledgement = Box::pin(tokio::task::unconstrained(store));
-        match (&mut acknowledgement).now_or_never() {
-            Some(stored) => Box::pin(std::future::ready(stored)),
-            None => acknowledgement,
+        let mut stored = Box::pin(tokio::task::unconstrained(store));
+        if let Some(stored) = (&mut stored).now_or_never() {
+            return stored.map(|()| std::future::ready(Ok(())).boxed());
         }
+        let stored = tokio::spawn(stored);
+        let ended = |_| StoreError::Unavailable("the bridge stops".to_owned());
+        Ok(stored.map(move |stored| stored.map_err(ended).flatten()).boxed())
     }
 
     /// Stores the metadata of an object in place of what was there.
@@ -229,12 +352,13 @@ impl JetStream {
         &self,
         url: &ObjectUrl,
         metadata: &ObjectMetadata,
-    ) -> Result<(), FileError> {
+    ) -> Result<(), StoreError> {
         let mut headers = HeaderMap::new();
         headers.insert("Nats-Rollup", "sub");
         let subject = metadata::metadata_subject(url);
-        send(self.client.clone(), subject, headers, to_bytes(metadata)).await?;
-        Ok(())
+        let passage = self.health.enter()?;
+        let written = self.api.request::<Value>(&subject, Some(headers), to_bytes(metadata)).await;
+        self.health.finish(passage, written).map(drop)
     }
 
     /// Requests the messages of a subject from a sequence on: at most `count` messages, and hardly more than `bytes`.
@@ -245,60 +369,37 @@ impl JetStream {
         sequence: u64,
         count: usize,
         bytes: usize,
-    ) -> Result<Batch, FileError> {
+    ) -> Result<Batch, StoreError> {
         let request = json!({ "batch": count, "max_bytes": bytes, "seq": sequence, "next_by_subj": subject });
-        let inbox = self.client.new_inbox();
-        let unavailable = |error: String| FileError::Unavailable(error);
-        let messages =
-            self.client.subscribe(inbox.clone()).await.map_err(|error| unavailable(error_chain(&error)))?;
-        let to = format!("$JS.API.DIRECT.GET.{}", stream_name(bucket));
-        let sent = self.client.publish_with_reply(to, inbox, to_bytes(&request)).await;
-        sent.map_err(|error| unavailable(error_chain(&error)))?;
-        Ok(Batch { messages })
+        self.direct_get(bucket, &request).await
     }
-}
 
-/// Sends a request to JetStream, or a message to be stored, and returns the reply.
-async fn send(client: Client, subject: String, headers: HeaderMap, body: Bytes) -> Result<Value, ApiFailure> {
-    let mut request = Request::new().payload(body).timeout(Some(TIMEOUT));
-    if !headers.is_empty() {
-        request = request.headers(headers);
+    /// Requests the last messages of these subjects. A copy of the stream that is behind may answer.
+    pub(super) async fn last_messages(&self, bucket: &str, subjects: &[String]) -> Result<Batch, StoreError> {
+        self.direct_get(bucket, &json!({ "multi_last": subjects, "batch": subjects.len() })).await
     }
-    let reply = client.send_request(subject, request).await.map_err(|error| match error.kind() {
-        RequestErrorKind::NoResponders => ApiFailure::NoResponders,
-        RequestErrorKind::TimedOut => {
-            ApiFailure::Failed(format!("no reply from JetStream within {} s", TIMEOUT.as_secs()))
+
+    async fn direct_get(&self, bucket: &str, request: &Value) -> Result<Batch, StoreError> {
+        if !self.health.breaker.is_closed() {
+            return Err(StoreError::Unavailable(self.health.reason()));
         }
-        _ => ApiFailure::Failed(error_chain(&error)),
-    })?;
-    let response: ApiResponse = serde_json::from_slice(&reply.payload)
-        .map_err(|error| ApiFailure::Failed(format!("unexpected reply of JetStream: {error}")))?;
-    match response.error {
-        Some(error) => Err(ApiFailure::Api(error)),
-        None => Ok(response.rest),
-    }
-}
-
-#[derive(Debug)]
-enum ApiFailure {
-    NoResponders,
-    Api(ApiError),
-    Failed(String),
-}
-
-impl From<ApiFailure> for FileError {
-    fn from(failure: ApiFailure) -> Self {
-        match failure {
-            ApiFailure::NoResponders => Self::Unavailable("JetStream does not respond".to_owned()),
-            ApiFailure::Api(error) => error.into_error(),
-            ApiFailure::Failed(why) => Self::Unavailable(why),
-        }
+        let (client, inbox) = (self.client(), self.client().new_inbox());
+        let disconnected = || StoreError::from(ApiError::Disconnected);
+        let messages = client.subscribe(inbox.clone()).await.map_err(|_| disconnected())?;
+        let (subject, began) = (format!("$JS.API.DIRECT.GET.{}", stream_name(bucket)), Instant::now());
+        let sent = client.publish_with_reply(subject.clone(), inbox, to_bytes(request)).await;
+        sent.map_err(|_| disconnected())?;
+        Ok(Batch { jetstream: self.clone(), subject, began, messages })
     }
 }
 
 /// Messages that were requested. Dropping it ends the subscription.
 #[derive(Debug)]
 pub(super) struct Batch {
+    jetstream: JetStream,
+    /// That of the request.
+    subject: String,
+    began: Instant,
     messages: Subscriber,
 }
 
@@ -313,29 +414,37 @@ pub(super) struct StreamMessage {
 
 impl Batch {
     /// The next message; `None` at the end of the batch.
-    pub(super) async fn next(&mut self) -> Result<Option<StreamMessage>, FileError> {
-        let message = match tokio::time::timeout(TIMEOUT, self.messages.next()).await {
-            Ok(Some(message)) => message,
-            Ok(None) => return Err(FileError::Unavailable("the connection to NATS is closed".to_owned())),
-            Err(_) => return Err(FileError::Unavailable("JetStream does not respond".to_owned())),
+    pub(super) async fn next(&mut self) -> Result<Option<StreamMessage>, StoreError> {
+        let received = self.receive().await;
+        let health = &self.jetstream.health;
+        match health.breaker.enter() {
+            Some(passage) => health.finish(passage, received),
+            // Another request has failed meanwhile.
+            None => received.map_err(StoreError::from),
+        }
+    }
+
+    async fn receive(&mut self) -> Result<Option<StreamMessage>, ApiError> {
+        let subject = || self.subject.clone();
+        let message = tokio::select! {
+            message = self.messages.next() => message.ok_or(ApiError::Disconnected)?,
+            denied = self.jetstream.api.denied(&self.subject, self.began) => return Err(denied),
+            () = tokio::time::sleep(TIMEOUT) => return Err(ApiError::TimedOut { subject: subject() }),
         };
         match message.status.map(|status| status.as_u16()) {
             None => {}
             // The end of the batch, or no message at all.
             Some(204 | 404) => return Ok(None),
-            Some(503) => {
-                return Err(FileError::Unavailable(
-                    "the bucket does not exist or allows no direct access".to_owned(),
-                ));
-            }
+            Some(503) => return Err(ApiError::NoResponders { subject: subject() }),
             Some(status) => {
-                return Err(FileError::Unavailable(format!("JetStream responded with status {status}")));
+                let description = format!("JetStream responded to {} with status {status}", self.subject);
+                return Err(ApiError::Refused { code: 0, description });
             }
         }
         let number = |name: &str| number(&message, name);
         let (Some(sequence), pending) = (number("Nats-Sequence"), number("Nats-Num-Pending").unwrap_or(0))
         else {
-            return Err(FileError::Unavailable("a message of JetStream has no sequence".to_owned()));
+            return Err(ApiError::Malformed { subject: subject() });
         };
         Ok(Some(StreamMessage { sequence, pending, payload: message.payload }))
     }

@@ -162,7 +162,8 @@ impl ObjectMetadata {
         let name = self.description.filter(|_| is_ours).or((!is_ours).then_some(self.name));
         let media_type = media_type.or_else(|| name.as_deref().and_then(self::media_type).map(str::to_owned));
         let description = clean(&FileDescription { name, media_type });
-        StoredFile { url, description, size: self.size, sha256, content_id: self.content_id }
+        let (size, content_id) = (self.size, self.content_id);
+        StoredFile { url, description, size, sha256, content_id, temporary: None }
     }
 }
 

@@ -20,25 +20,27 @@ mod reader;
 mod sweeper;
 mod writer;
 
-use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use async_nats::Client;
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
+use futures_util::stream::{Stream, StreamExt as _};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 use uuid::Uuid;
 
 use self::catalog::{Catalog, owner_id};
 use self::cursors::Cursors;
-use self::jetstream::JetStream;
+use self::jetstream::{JetStream, StoreError};
 use self::metadata::ObjectMetadata;
 pub(crate) use self::reader::RangeError;
 use self::reader::{ObjectReader, read_range};
 pub(crate) use self::writer::ObjectWriter;
+use super::jetstream::Api;
 use super::subject::{Subjects, Token};
 use crate::background::{BackgroundTasks, OnPanic};
 use crate::caller::Caller;
@@ -47,8 +49,15 @@ use crate::files::{
     FileDescription, FileError, FileReader, FileRules, FileStore, FileWriter, ObjectUrl, StoredFile,
 };
 
-/// How long the bridge waits before it asks again whether there is a JetStream.
-const RETRY_INTERVAL: Duration = Duration::from_secs(15);
+/// How long a call is refused after the bucket was found to be missing, before the bridge asks again.
+const RETRY_INTERVAL: Duration = Duration::from_secs(5);
+/// How often the bridge looks for the bucket while no call needs it.
+const SEARCH_INTERVAL: Duration = Duration::from_secs(60);
+/// Metadata of files that is read at a time, in messages and bytes.
+const BATCH: usize = 256;
+const BATCH_BYTES: usize = 1 << 20;
+/// Names in a request for the metadata of several files.
+const MAX_NAMES: usize = 64;
 /// Stored files whose digests are remembered, so that the same reply does not store its files again.
 const MAX_REMEMBERED: usize = 1024;
 
@@ -65,12 +74,27 @@ pub(crate) struct ObjectStore {
     state: Mutex<BucketState>,
     /// Held while the stream is created.
     provisioning: tokio::sync::Mutex<()>,
-    catalog: tokio::sync::Mutex<Catalog>,
+    /// Never held while the bridge waits for JetStream.
+    catalog: Mutex<Catalog>,
+    /// Held while the catalog is brought up to date.
+    refreshing: tokio::sync::Mutex<Refresh>,
+    /// Refreshes that have begun.
+    refreshes: AtomicU64,
     cursors: Cursors,
     open: Mutex<OpenWriters>,
-    same: Mutex<RememberedFiles>,
+    /// The oldest first.
+    same: Mutex<VecDeque<RememberedFile>>,
     /// Wakes the sweeper.
     swept: Notify,
+    /// Notified when the bucket is found to be missing.
+    lost: Notify,
+}
+
+/// The last refresh of the catalog that has ended.
+#[derive(Debug)]
+struct Refresh {
+    number: u64,
+    result: Result<(), FileError>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -97,9 +121,12 @@ impl OpenWriters {
     }
 }
 
-#[derive(Debug, Default)]
-struct RememberedFiles {
-    files: HashMap<(u128, String, FileDescription), (StoredFile, Instant)>,
+/// A file whose digest is remembered.
+#[derive(Debug)]
+struct RememberedFile {
+    owner: u128,
+    file: StoredFile,
+    stored_at: Instant,
 }
 
 impl ObjectStore {
@@ -108,7 +135,7 @@ impl ObjectStore {
     }
 
     pub(crate) fn new(
-        client: Client,
+        api: Api,
         subjects: Subjects,
         rules: Arc<FileRules>,
         replicas: Option<StateReplicas>,
@@ -117,7 +144,7 @@ impl ObjectStore {
         let bucket = Self::bucket_name(subjects.prefix());
         let instance = Uuid::new_v4().simple().to_string().chars().take(metadata::INSTANCE_LEN).collect();
         Arc::new(Self {
-            jetstream: JetStream::new(client, replicas),
+            jetstream: JetStream::new(api, replicas),
             rules,
             bucket,
             instance,
@@ -125,25 +152,43 @@ impl ObjectStore {
             tasks,
             state: Mutex::new(BucketState::Unknown),
             provisioning: tokio::sync::Mutex::default(),
-            catalog: tokio::sync::Mutex::default(),
+            catalog: Mutex::default(),
+            refreshing: tokio::sync::Mutex::new(Refresh { number: 0, result: Ok(()) }),
+            refreshes: AtomicU64::new(0),
             cursors: Cursors::default(),
             open: Mutex::default(),
             same: Mutex::default(),
             swept: Notify::new(),
+            lost: Notify::new(),
         })
     }
 
-    /// Looks for JetStream, and logs once whether there is one. Then removes what dead bridges have left, as often as there
-    /// may be something.
+    /// Looks for JetStream, and logs once whether there is one. Then keeps the bucket, and removes what dead bridges have
+    /// left, as often as there may be something.
     pub(crate) async fn run(self: Arc<Self>) {
         match self.ready().await {
-            Ok(()) => tracing::info!(bucket = self.bucket, "large files go by reference"),
+            Ok(()) => {
+                let bucket = &self.bucket;
+                tracing::info!(bucket, "large files are stored in JetStream and passed by reference");
+            }
             Err(error) => {
                 let reason = error.to_string();
                 tracing::info!(reason, "no JetStream for files; files must fit into one message");
             }
         }
-        sweeper::run(self).await;
+        if self.jetstream.is_permitted() {
+            tokio::join!(self.keep_bucket(), sweeper::run(&self));
+        }
+    }
+
+    /// Creates the bucket again when it was lost, and looks for JetStream while there is none.
+    async fn keep_bucket(&self) {
+        loop {
+            match self.ready().await {
+                Ok(()) => self.lost.notified().await,
+                Err(_) => tokio::time::sleep(SEARCH_INTERVAL).await,
+            }
+        }
     }
 
     pub(crate) fn rules(&self) -> &Arc<FileRules> {
@@ -164,7 +209,7 @@ impl ObjectStore {
 
     /// Whether files can be stored, as far as the bridge knows without asking.
     pub(crate) fn is_available(&self) -> bool {
-        *lock(&self.state) == BucketState::Ready
+        *lock(&self.state) == BucketState::Ready && self.jetstream.is_reachable()
     }
 
     /// Whether this bridge is writing the content.
@@ -174,7 +219,7 @@ impl ObjectStore {
 
     /// Makes sure that the bucket exists.
     pub(crate) async fn ready(&self) -> Result<(), FileError> {
-        if self.is_available() {
+        if *lock(&self.state) == BucketState::Ready {
             return Ok(());
         }
         let _provisioning = self.provisioning.lock().await;
@@ -193,9 +238,14 @@ impl ObjectStore {
         provisioned.map_err(FileError::Unavailable)
     }
 
-    /// Forgets whether the bucket exists, after a request that says it does not.
-    fn recheck(&self) {
-        *lock(&self.state) = BucketState::Unknown;
+    /// The error for the caller. If the bucket is missing, it is created again.
+    fn failed(&self, error: StoreError) -> FileError {
+        if error == StoreError::NoBucket {
+            tracing::warn!(bucket = self.bucket, "the bucket for files is missing; creating it again");
+            *lock(&self.state) = BucketState::Unknown;
+            self.lost.notify_one();
+        }
+        error.into()
     }
 
     async fn metadata(&self, url: &ObjectUrl, caller: &Caller) -> Result<ObjectMetadata, FileError> {
@@ -206,10 +256,12 @@ impl ObjectStore {
         }
         let subject = metadata::metadata_subject(url);
         let found = match self.jetstream.last_message(url.bucket(), &subject).await {
-            Err(error @ FileError::Unavailable(_)) if is_own => {
-                self.recheck();
-                return Err(error);
+            Err(StoreError::NoBucket) if is_own => {
+                self.failed(StoreError::NoBucket);
+                // With the bucket, its files are gone.
+                return self.ready().await.and(Err(FileError::NotFound));
             }
+            Err(StoreError::NoBucket) => return Err(FileError::NotFound),
             found => found?,
         };
         let found = ObjectMetadata::parse(&found, url).ok_or(FileError::NotFound)?;
@@ -218,6 +270,48 @@ impl ObjectStore {
             return Err(FileError::NotFound);
         }
         Ok(found)
+    }
+
+    /// Brings the catalog up to date. Calls that come while this runs share the next run, so that a slow store does not
+    /// delay one after the other.
+    async fn refresh(&self) -> Result<(), FileError> {
+        let wanted = self.refreshes.load(Relaxed) + 1;
+        let mut last = self.refreshing.lock().await;
+        if last.number >= wanted {
+            return last.result.clone();
+        }
+        let number = self.refreshes.fetch_add(1, Relaxed) + 1;
+        let result = match self.read_new_files().await {
+            Err(StoreError::NoBucket) => {
+                self.failed(StoreError::NoBucket);
+                match self.ready().await {
+                    Ok(()) => self.read_new_files().await.map_err(|error| self.failed(error)),
+                    Err(error) => Err(error),
+                }
+            }
+            read => read.map_err(FileError::from),
+        };
+        *last = Refresh { number, result: result.clone() };
+        result
+    }
+
+    /// Reads the metadata that is new in the bucket.
+    async fn read_new_files(&self) -> Result<(), StoreError> {
+        let info = self.jetstream.info(&self.bucket, None).await?;
+        let next = lock(&self.catalog).begin(&info);
+        let Some(mut next) = next else { return Ok(()) };
+        let filter = format!("$O.{}.M.>", self.bucket);
+        loop {
+            let mut batch = self.jetstream.batch(&self.bucket, &filter, next, BATCH, BATCH_BYTES).await?;
+            let mut pending = 0;
+            while let Some(message) = batch.next().await? {
+                (next, pending) = (message.sequence + 1, message.pending);
+                lock(&self.catalog).add(&message.payload, message.sequence);
+            }
+            if pending == 0 {
+                return Ok(());
+            }
+        }
     }
 
     /// The bytes from `offset` on, at most `max` of them, and the file.
@@ -239,19 +333,23 @@ impl ObjectStore {
     /// The files of a caller, newest first.
     pub(crate) async fn list(&self, caller: &Caller, max: usize) -> Result<Vec<ObjectMetadata>, FileError> {
         self.ready().await?;
-        let names = {
-            let mut catalog = self.catalog.lock().await;
-            catalog.refresh(&self.jetstream, &self.bucket, self.rules.ttl).await?;
-            catalog.names_of(owner_id(caller), max)
-        };
+        self.refresh().await?;
+        let names = lock(&self.catalog).names_of(owner_id(caller), max);
         let mut files = Vec::new();
-        for name in names {
-            let Some(url) = ObjectUrl::new(&self.bucket, &name) else { continue };
-            match self.metadata(&url, caller).await {
-                Ok(metadata) => files.push(metadata),
-                Err(FileError::NotFound) => {}
-                Err(error) => return Err(error),
+        for names in names.chunks(MAX_NAMES) {
+            let urls = names.iter().filter_map(|name| ObjectUrl::new(&self.bucket, name));
+            let subjects: Vec<_> = urls.map(|url| metadata::metadata_subject(&url)).collect();
+            let batch = self.jetstream.last_messages(&self.bucket, &subjects).await;
+            let mut batch = batch.map_err(|error| self.failed(error))?;
+            let mut found = HashMap::new();
+            while let Some(message) = batch.next().await.map_err(|error| self.failed(error))? {
+                if let Ok(metadata) = serde_json::from_slice::<ObjectMetadata>(&message.payload) {
+                    found.insert(metadata.name.clone(), metadata);
+                }
             }
+            let is_listed =
+                |metadata: &ObjectMetadata| metadata.is_readable() && metadata.owner_id() == owner_id(caller);
+            files.extend(names.iter().filter_map(|name| found.remove(name)).filter(is_listed));
         }
         Ok(files)
     }
@@ -263,23 +361,31 @@ impl ObjectStore {
             return Err(FileError::Invalid(message));
         }
         let metadata = self.metadata(url, caller).await?;
-        self.jetstream.write_metadata(url, &metadata.deleted()).await?;
+        let deleted = self.jetstream.write_metadata(url, &metadata.deleted()).await;
+        deleted.map_err(|error| self.failed(error))?;
         self.forget_same(url);
-        self.purge(&metadata.content_id).await
+        Ok(self.purge(&metadata.content_id).await?)
     }
 
     /// Removes the chunks of a content.
-    async fn purge(&self, content_id: &str) -> Result<(), FileError> {
+    async fn purge(&self, content_id: &str) -> Result<(), StoreError> {
         self.jetstream.purge(&self.bucket, &metadata::chunk_subject(&self.bucket, content_id)).await
     }
 
-    fn purge_later(self: &Arc<Self>, content_id: String) {
+    /// Removes the chunks of a content that is not complete, once none of them is on the way.
+    fn purge_later(
+        self: &Arc<Self>,
+        content_id: String,
+        unacknowledged: impl Stream + Unpin + Send + 'static,
+    ) {
         let store = Arc::clone(self);
         self.tasks.spawn("file removal", OnPanic::Log, async move {
+            unacknowledged.for_each(|_| std::future::ready(())).await;
             let purged = store.purge(&content_id).await;
             lock(&store.open).writers.remove(&content_id);
             if let Err(error) = purged {
                 // The sweeper tries again.
+                let error = FileError::from(error);
                 tracing::debug!(%error, "cannot remove the chunks of an incomplete file yet");
                 store.swept.notify_one();
             }
@@ -288,11 +394,8 @@ impl ObjectStore {
 
     /// Checks that the owner may store this many further bytes, and reserves them for a content.
     async fn reserve(&self, content_id: &str, owner: u128, bytes: u64) -> Result<(), FileError> {
-        let stored = {
-            let mut catalog = self.catalog.lock().await;
-            catalog.refresh(&self.jetstream, &self.bucket, self.rules.ttl).await?;
-            catalog.bytes_of(owner)
-        };
+        self.refresh().await?;
+        let stored = lock(&self.catalog).bytes_of(owner);
         self.reserve_beside(content_id, owner, bytes, stored)
     }
 
@@ -324,16 +427,17 @@ impl ObjectStore {
 
     fn remember_same(&self, owner: u128, file: &StoredFile) {
         let mut same = lock(&self.same);
-        if same.files.len() >= MAX_REMEMBERED {
-            let oldest = same.files.iter().min_by_key(|(_, (_, at))| *at).map(|(key, _)| key.clone());
-            oldest.map(|key| same.files.remove(&key));
+        // A file that gets a description is not younger for that.
+        let known = same.iter().find(|known| known.file.url == file.url).map(|known| known.stored_at);
+        if same.len() >= MAX_REMEMBERED {
+            same.pop_front();
         }
-        let key = (owner, file.sha256.clone(), file.description.clone());
-        same.files.insert(key, (file.clone(), Instant::now()));
+        let stored_at = known.unwrap_or_else(Instant::now);
+        same.push_back(RememberedFile { owner, file: file.clone(), stored_at });
     }
 
     fn forget_same(&self, url: &ObjectUrl) {
-        lock(&self.same).files.retain(|_, (file, _)| file.url != *url);
+        lock(&self.same).retain(|known| known.file.url != *url);
     }
 }
 
@@ -348,6 +452,10 @@ pub(crate) struct Files(pub(crate) Arc<ObjectStore>);
 impl FileStore for Files {
     fn is_available(&self) -> bool {
         self.0.is_available()
+    }
+
+    fn max_inline(&self) -> usize {
+        self.0.jetstream.client().max_payload()
     }
 
     fn find<'a>(
@@ -373,8 +481,26 @@ impl FileStore for Files {
         })
     }
 
-    fn find_same(&self, caller: &Caller, sha256: &str, description: &FileDescription) -> Option<StoredFile> {
+    fn find_same(
+        &self,
+        caller: &Caller,
+        sha256: &str,
+        description: Option<&FileDescription>,
+    ) -> Option<StoredFile> {
         self.0.find_same(caller, sha256, description)
+    }
+
+    fn forget(&self, url: &ObjectUrl) {
+        self.0.forget_same(url);
+    }
+
+    fn delete_later(&self, url: &ObjectUrl, caller: &Caller) {
+        let (store, url, caller) = (Arc::clone(&self.0), url.clone(), caller.clone());
+        self.0.tasks.spawn("file removal", OnPanic::Log, async move {
+            if let Err(error) = store.delete(&url, &caller).await {
+                tracing::debug!(%error, "cannot delete a temporary file; it expires");
+            }
+        });
     }
 
     fn describe<'a>(
@@ -386,7 +512,8 @@ impl FileStore for Files {
         Box::pin(async move {
             let mut metadata = self.0.metadata(url, caller).await?;
             metadata.describe(description);
-            self.0.jetstream.write_metadata(url, &metadata).await?;
+            let written = self.0.jetstream.write_metadata(url, &metadata).await;
+            written.map_err(|error| self.0.failed(error))?;
             let file = metadata.into_file(url.clone());
             self.0.remember_same(owner_id(caller), &file);
             Ok(file)
@@ -422,12 +549,16 @@ impl ObjectStore {
         &self,
         caller: &Caller,
         sha256: &str,
-        description: &FileDescription,
+        description: Option<&FileDescription>,
     ) -> Option<StoredFile> {
-        let key = (owner_id(caller), sha256.to_owned(), description.clone());
-        let same = lock(&self.same);
-        let (file, stored_at) = same.files.get(&key)?;
-        // What the caller gets must not expire before it has read it.
-        (stored_at.elapsed() < self.rules.ttl / 2).then(|| file.clone())
+        let owner = owner_id(caller);
+        let is_same = |known: &&RememberedFile| {
+            known.owner == owner
+                && known.file.sha256 == sha256
+                && description.is_none_or(|description| known.file.description == *description)
+                // What the caller gets must not expire before it has read it.
+                && known.stored_at.elapsed() < self.rules.ttl / 2
+        };
+        lock(&self.same).iter().rev().find(is_same).map(|known| known.file.clone())
     }
 }

@@ -3,17 +3,20 @@
 //! A bridge announces to the others that it writes, so that those that survive it look for its chunks; a new bridge looks when it
 //! starts. Chunks without metadata are removed if no bridge serves the instance that wrote them, or if that instance no longer
 //! knows them. No clock is involved, and a slow upload is not mistaken for an abandoned one.
+//!
+//! The catalog only says which chunks may be incomplete. Before chunks are removed, the leader of the stream confirms that there
+//! is no metadata for them. In any doubt they stay; they expire like all files.
 
-use std::sync::Arc;
 use std::time::Duration;
 
-use async_nats::{Message, RequestErrorKind};
+use async_nats::{Message, RequestErrorKind, Subscriber};
 use bytes::Bytes;
 use futures_util::StreamExt as _;
 
-use super::metadata::parse_content_id;
+use super::jetstream::StoreError;
+use super::metadata::{self, ObjectMetadata, parse_content_id};
 use super::{ObjectStore, lock};
-use crate::files::FileError;
+use crate::files::{FileError, ObjectUrl};
 use crate::text::error_chain;
 
 /// The time between two sweeps while other bridges may be writing.
@@ -34,34 +37,39 @@ pub(super) async fn announce(store: &ObjectStore) {
     }
 }
 
-/// Sweeps at the start, and while bridges write, until the task is dropped. Also answers the sweepers of other bridges.
-pub(super) async fn run(store: Arc<ObjectStore>) {
+/// Sweeps at the start, and while bridges write. Also answers the sweepers of other bridges. Ends when the client is closed.
+pub(super) async fn run(store: &ObjectStore) {
     let client = store.jetstream.client();
-    let (Ok(mut announcements), Ok(mut probes)) = (
+    let (Ok(announcements), Ok(probes)) = (
         client.subscribe(store.subjects.file_writers()).await,
         client.subscribe(store.subjects.file_writer(&store.instance)).await,
     ) else {
         return;
     };
+    // At the same time: others wait for an answer, and a sweep may take long.
+    tokio::join!(sweep_when_needed(store, announcements), answer_all(store, probes));
+}
+
+async fn sweep_when_needed(store: &ObjectStore, mut announcements: Subscriber) {
     let mut sweeps = 1;
     let mut next = tokio::time::Instant::now();
     loop {
         tokio::select! {
-            Some(announcement) = announcements.next() => {
-                if announcement.payload != store.instance.as_bytes() && sweeps == 0 {
-                    next = tokio::time::Instant::now() + INTERVAL;
-                }
+            announcement = announcements.next() => {
+                let Some(announcement) = announcement else { return };
                 if announcement.payload != store.instance.as_bytes() {
+                    if sweeps == 0 {
+                        next = tokio::time::Instant::now() + INTERVAL;
+                    }
                     sweeps = SWEEPS;
                 }
             }
-            Some(probe) = probes.next() => answer(&store, probe).await,
             () = store.swept.notified() => {
                 sweeps = SWEEPS;
                 next = tokio::time::Instant::now() + INTERVAL;
             }
             () = tokio::time::sleep_until(next), if sweeps > 0 => {
-                match sweep(&store).await {
+                match sweep(store).await {
                     // Bridges still write.
                     Ok(true) => sweeps = SWEEPS,
                     Ok(false) => sweeps -= 1,
@@ -72,8 +80,13 @@ pub(super) async fn run(store: Arc<ObjectStore>) {
                 }
                 next = tokio::time::Instant::now() + INTERVAL;
             }
-            else => return,
         }
+    }
+}
+
+async fn answer_all(store: &ObjectStore, mut probes: Subscriber) {
+    while let Some(probe) = probes.next().await {
+        answer(store, probe).await;
     }
 }
 
@@ -97,14 +110,15 @@ async fn sweep(store: &ObjectStore) -> Result<bool, FileError> {
     }
     let bucket = &store.bucket;
     let prefix = format!("$O.{bucket}.C.");
-    let contents = store.jetstream.subjects(bucket, &format!("{prefix}*")).await?;
+    let contents = store.jetstream.info(bucket, Some(&format!("{prefix}*"))).await;
+    let contents = contents.map_err(|error| store.failed(error))?.subjects;
     if contents.is_empty() {
         return Ok(false);
     }
+    store.refresh().await?;
     let incomplete: Vec<(String, String)> = {
-        let mut catalog = store.catalog.lock().await;
-        catalog.refresh(&store.jetstream, bucket, store.rules.ttl).await?;
-        let ids = contents.iter().filter_map(|(subject, _)| subject.strip_prefix(&prefix));
+        let catalog = lock(&store.catalog);
+        let ids = contents.iter().filter_map(|subject| subject.strip_prefix(&prefix));
         let incomplete = ids.filter_map(|id| {
             let (instance, name) = parse_content_id(id)?;
             (!catalog.contains(name)).then(|| (id.to_owned(), instance.to_owned()))
@@ -121,8 +135,7 @@ async fn sweep(store: &ObjectStore) -> Result<bool, FileError> {
             is_written = true;
             continue;
         }
-        // It may have been completed since the catalog was read.
-        if is_complete(store, &id).await? {
+        if !is_incomplete(store, &id).await {
             continue;
         }
         store.purge(&id).await?;
@@ -131,10 +144,17 @@ async fn sweep(store: &ObjectStore) -> Result<bool, FileError> {
     Ok(is_written)
 }
 
-async fn is_complete(store: &ObjectStore, id: &str) -> Result<bool, FileError> {
-    let mut catalog = store.catalog.lock().await;
-    catalog.refresh(&store.jetstream, &store.bucket, store.rules.ttl).await?;
-    Ok(parse_content_id(id).is_some_and(|(_, name)| catalog.contains(name)))
+/// Whether a content certainly has no metadata, as the leader of the stream says. The catalog may be behind.
+async fn is_incomplete(store: &ObjectStore, id: &str) -> bool {
+    let url = parse_content_id(id).and_then(|(_, name)| ObjectUrl::new(&store.bucket, name));
+    let Some(url) = url else { return false };
+    match store.jetstream.last_message(&store.bucket, &metadata::metadata_subject(&url)).await {
+        Err(StoreError::NoMessage) => true,
+        Err(_) => false,
+        // The chunks of a deleted file may be left.
+        Ok(found) => ObjectMetadata::parse(&found, &url)
+            .is_some_and(|found| found.is_deleted() && found.content_id == id),
+    }
 }
 
 /// Whether another bridge still writes a content. Without an answer, it may.

@@ -117,30 +117,42 @@ impl ObjectWriter {
                 self.reserved += RESERVATION;
             }
             while outstanding(&mut self.outstanding).len() >= MAX_OUTSTANDING {
-                outstanding(&mut self.outstanding).next().await.unwrap_or(Ok(()))?;
+                self.acknowledged().await?;
             }
             let length = self.buffer.len().min(self.chunk_size);
             let chunk = Bytes::copy_from_slice(self.buffer.get(..length).unwrap_or_default());
             let subject = chunk_subject(&self.store.bucket, &self.content_id);
             // If this future is dropped while it waits, nothing is published, and the chunk is still in the buffer.
-            let acknowledgement = self.store.jetstream.publish(subject, chunk).await;
+            let sent = self.store.jetstream.publish(subject, chunk).await;
+            let acknowledgement = sent.map_err(|error| self.store.failed(error))?;
             let _ = self.buffer.split_to(length);
             outstanding(&mut self.outstanding).push(acknowledgement);
             self.chunks += 1;
         }
+        // An upload may pause for long. What is left of the buffer must not keep all of it.
+        if self.buffer.capacity() > self.chunk_size {
+            self.buffer = BytesMut::from(&*self.buffer);
+        }
         Ok(())
+    }
+
+    /// Waits until JetStream has acknowledged a chunk, if there is one without an acknowledgement.
+    async fn acknowledged(&mut self) -> Result<(), FileError> {
+        let acknowledged = outstanding(&mut self.outstanding).next().await.unwrap_or(Ok(()));
+        acknowledged.map_err(|error| self.store.failed(error))
     }
 
     async fn complete(&mut self, description: &FileDescription) -> Result<StoredFile, FileError> {
         self.publish(true).await?;
-        while let Some(acknowledged) = outstanding(&mut self.outstanding).next().await {
-            acknowledged?;
+        while !outstanding(&mut self.outstanding).is_empty() {
+            self.acknowledged().await?;
         }
         let digest = self.hash.clone().finalize();
         let mut metadata =
             ObjectMetadata::new(&self.url, &self.content_id, &self.caller, self.size, self.chunks, &digest);
         metadata.describe(description);
-        self.store.jetstream.write_metadata(&self.url, &metadata).await?;
+        let written = self.store.jetstream.write_metadata(&self.url, &metadata).await;
+        written.map_err(|error| self.store.failed(error))?;
         self.is_finished = true;
         let file = metadata.into_file(self.url.clone());
         self.store.remember_same(owner_id(&self.caller), &file);
@@ -200,7 +212,8 @@ impl Drop for ObjectWriter {
         if self.is_finished {
             lock(&self.store.open).writers.remove(&self.content_id);
         } else {
-            self.store.purge_later(std::mem::take(&mut self.content_id));
+            let unacknowledged = std::mem::take(outstanding(&mut self.outstanding));
+            self.store.purge_later(std::mem::take(&mut self.content_id), unacknowledged);
         }
     }
 }

@@ -35,6 +35,7 @@ use crate::bus::headers::Headers;
 use crate::bus::outbox::Outbox;
 use crate::bus::subject::Token;
 use crate::caller::Caller;
+use crate::files::FileMode;
 use crate::memory::{MemoryAccount, MemoryCharge, OutOfMemory};
 use crate::offload;
 use crate::reply::error::{ActionError, Code};
@@ -260,6 +261,11 @@ impl ForwardableRequest {
             FrameSelection::Artifacts => "artifacts",
         };
         headers.insert("A2A-Frames", frames);
+        match self.options.files {
+            FileMode::Fitting => {}
+            FileMode::Inline => headers.insert("A2A-Files", "inline"),
+            FileMode::Reference => headers.insert("A2A-Files", "reference"),
+        }
         if let Some(timeout) = self.options.timeout {
             headers.insert("A2A-Timeout", format!("{}ms", timeout.as_millis().max(1)));
         }

@@ -124,7 +124,9 @@ pub(in crate::cli) async fn download(mesh: &NatsClient, url: &str, to: &mut impl
             return Ok(size);
         }
         if reply.payload.is_empty() {
-            return Err(CliError::msg(FAILED, "the bridge sends no more of the file").hint("try again"));
+            return Err(
+                CliError::msg(FAILED, "the bridge stopped sending the file before its end").hint("try again")
+            );
         }
     }
 }

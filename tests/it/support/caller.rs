@@ -110,6 +110,11 @@ impl Inbox {
         timeout(limit, self.subscriber.next()).await.ok().flatten().map(Reply::of)
     }
 
+    /// The body of the next reply, which may be any bytes, if it comes within `limit`.
+    pub async fn bytes_within(&mut self, limit: Duration) -> Option<Bytes> {
+        timeout(limit, self.subscriber.next()).await.ok().flatten().map(|message| message.payload)
+    }
+
     /// The reply; panics if there is a second one.
     pub async fn only_reply(mut self) -> Reply {
         let reply = self.reply().await;
