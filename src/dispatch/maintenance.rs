@@ -13,7 +13,7 @@ use tokio::time::{Instant, MissedTickBehavior};
 
 use super::Dispatcher;
 use crate::action::request::CallOptions;
-use crate::state::peers::{Death, InstanceId, Liveness};
+use crate::state::peers::{Death, InstanceId, Liveness, RETURN_GRACE};
 use crate::state::tasks::TaskOutline;
 
 /// How often expired questions are looked for.
@@ -22,7 +22,7 @@ const EXPIRY_INTERVAL: Duration = Duration::from_millis(500);
 const SCAN_INTERVAL: Duration = Duration::from_secs(30);
 /// Only a process of its replica knows the task of a launched agent, and that replica may only have lost its
 /// connection. After this time the task counts as lost.
-const LOCAL_TASK_GRACE: Duration = Duration::from_secs(60);
+const LOCAL_TASK_GRACE: Duration = RETURN_GRACE;
 /// Replicas wait for a random part of this before they adopt tasks, so that they do not all try the same ones.
 const JITTER: Duration = Duration::from_millis(300);
 /// Pause between two adoptions: at most 200 a second.

@@ -321,6 +321,7 @@ impl PeerQueries for State {
     /// Records that may not be in the store.
     fn has(&self, kind: RecordKind, key: &RecordKey) -> bool {
         match kind {
+            RecordKind::Task if key.caller.is_verified() => self.tasks.is_of_caller(key),
             RecordKind::Task => self.tasks.is_known_here(key) || self.store.has_local(kind, key),
             RecordKind::FollowUp => self.store.has_local(kind, key),
             RecordKind::Session | RecordKind::IdempotencyKey | RecordKind::Reply => false,

@@ -62,7 +62,7 @@ impl SessionId<'_> {
 
     /// The context id until the agent chooses another one. A verified caller gets one of its own, because the agent would
     /// take the same session id of two callers for one conversation. It is a UUID, as some agents accept no other.
-    fn first_context_id(&self) -> Cow<'_, str> {
+    pub(crate) fn first_context_id(&self) -> Cow<'_, str> {
         if self.caller.is_shared() {
             return Cow::Borrowed(self.id);
         }
@@ -132,7 +132,7 @@ impl Sessions {
     }
 
     /// The session of an agent that this replica launches. The first replica with a call owns the session until it is
-    /// dead; then the conversation starts again at another one.
+    /// dead and no longer expected to return; then the conversation starts again at another one.
     async fn place_launched(&self, session: SessionId<'_>) -> Result<SessionPlace, ActionError> {
         let (key, own) = (session.key(), self.peers.instance());
         let mut dead = None;
@@ -167,8 +167,8 @@ impl Sessions {
             };
             match self.peers.liveness(owner).await {
                 Liveness::Alive => return Ok(SessionPlace::Elsewhere(owner)),
-                Liveness::Dead => dead = Some(owner),
-                Liveness::Unreachable => {
+                Liveness::Dead if !self.peers.may_return(owner) => dead = Some(owner),
+                Liveness::Dead | Liveness::Unreachable => {
                     let why = "the replica that has this conversation does not respond";
                     return Err(ActionError::unavailable(session.agent, Some(why)));
                 }
@@ -188,6 +188,11 @@ impl Sessions {
             return Ok(());
         }
         let known: Option<ReadRecord<SessionRecord>> = self.records.read(&key).await?;
+        // The process of another replica has the conversation. What this one has besides is not recorded.
+        let owner = known.as_ref().and_then(|known| known.record.owner);
+        if session.is_launched && owner.is_some_and(|owner| owner != self.peers.instance()) {
+            return Ok(());
+        }
         let is_current = match &known {
             Some(known) => known.record.context_id == context_id && !known.needs_refresh(),
             None => session.first_context_id() == context_id,

@@ -419,6 +419,16 @@ impl Tasks {
         matches!(self.get_local(&key.agent, &key.id), Some(LocalTask::Ended { .. } | LocalTask::Record(_)))
     }
 
+    /// Whether this process knows that a task belongs to the caller of the key.
+    pub(super) fn is_of_caller(&self, key: &RecordKey) -> bool {
+        match self.get_local(&key.agent, &key.id) {
+            Some(LocalTask::Ended { caller, .. }) => caller == key.caller,
+            Some(LocalTask::Record(record)) => record.caller == key.caller,
+            Some(LocalTask::InStore(Some(task))) => task.caller == key.caller,
+            Some(LocalTask::InStore(None)) | None => false,
+        }
+    }
+
     /// Finds a task that this process has seen. It reads the store only for tasks that this process put there, so
     /// that a new call does not read the store.
     pub(crate) async fn find_seen_here(&self, agent: &Arc<str>, id: &str) -> FindResult {

@@ -17,7 +17,7 @@ use uuid::Uuid;
 use super::follow_ups::{Claim, ClaimResult, FollowUpState, FollowUps, OpenQuestion};
 use super::idempotency::{Idempotency, Reservation};
 use super::memory::MemoryStore;
-use super::peers::{InstanceId, Liveness, NoPeers, Peers};
+use super::peers::{Holder, InstanceId, Liveness, NoPeers, Peers};
 use super::quota::Quotas;
 use super::stats::StoreStats;
 use super::tasks::{Observer, RecordResult, TaskRecord, Tasks};
@@ -203,12 +203,16 @@ impl Peers for AllAlive {
         ready(Liveness::Alive).boxed()
     }
 
+    fn may_return(&self, _: InstanceId) -> bool {
+        true
+    }
+
     fn holds_claim(&self, _: InstanceId, _: Uuid) -> BoxFuture<'_, Option<bool>> {
         ready(Some(true)).boxed()
     }
 
-    fn find<'a>(&'a self, _: RecordKind, _: &'a RecordKey) -> BoxFuture<'a, Option<InstanceId>> {
-        ready(None).boxed()
+    fn find<'a>(&'a self, _: RecordKind, _: &'a RecordKey) -> BoxFuture<'a, Holder> {
+        ready(Holder::Nowhere).boxed()
     }
 
     fn record_changed(&self, _: InstanceId, _: RecordKind, _: &RecordKey) {}
