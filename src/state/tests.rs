@@ -68,6 +68,9 @@ pub(crate) struct FaultyStore {
     pub is_down: AtomicBool,
     /// Counts the writes.
     pub writes: AtomicUsize,
+    pub scans: AtomicUsize,
+    /// Writes of this kind never end.
+    pub hangs: Mutex<Option<RecordKind>>,
     stats: StoreStats,
 }
 
@@ -81,6 +84,8 @@ impl FaultyStore {
             is_shared: AtomicBool::new(false),
             is_down: AtomicBool::new(false),
             writes: AtomicUsize::new(0),
+            scans: AtomicUsize::new(0),
+            hangs: Mutex::default(),
             stats: StoreStats::default(),
         })
     }
@@ -124,6 +129,10 @@ impl StateStore for FaultyStore {
     ) -> BoxFuture<'a, Result<Revision, WriteError>> {
         async move {
             self.writes.fetch_add(1, Relaxed);
+            let hangs = *self.hangs.lock().unwrap_or_else(PoisonError::into_inner);
+            if hangs == Some(kind) {
+                std::future::pending::<()>().await;
+            }
             if self.is_down.load(Relaxed) {
                 return Err(WriteError::Unavailable);
             }
@@ -157,6 +166,7 @@ impl StateStore for FaultyStore {
         kind: RecordKind,
         agent: Option<&'a Arc<str>>,
     ) -> BoxStream<'a, Result<StoredRecord, StoreUnavailable>> {
+        self.scans.fetch_add(1, Relaxed);
         match self.is_down.load(Relaxed) {
             true => stream::iter([Err(StoreUnavailable)]).boxed(),
             false => self.inner.scan(kind, agent),
@@ -182,7 +192,7 @@ pub(super) fn memory_store() -> Arc<dyn StateStore> {
 }
 
 /// A process without other replicas, for the tests of every module here.
-pub(super) fn alone() -> Arc<dyn Peers> {
+pub(crate) fn alone() -> Arc<dyn Peers> {
     Arc::new(NoPeers(InstanceId::new_v4()))
 }
 
@@ -229,7 +239,7 @@ pub(super) fn free(_: usize) -> Result<(), OutOfMemory> {
 }
 
 /// Quotas for the tests of every module here.
-pub(super) fn quotas() -> Arc<Quotas> {
+pub(crate) fn quotas() -> Arc<Quotas> {
     Quotas::new(512 << 20)
 }
 
@@ -248,7 +258,7 @@ async fn claimed(follow_ups: &FollowUps, agent: &Arc<str>, id: &str) -> Claim {
     }
 }
 
-pub(super) fn question() -> OpenQuestion {
+pub(crate) fn question() -> OpenQuestion {
     OpenQuestion {
         task_id: "t".into(),
         context_id: None,
@@ -355,7 +365,7 @@ fn outcome(state: &TaskState) -> Outcome {
     Outcome::new(ReplyStatus::from(state), ReplyContent::default(), task)
 }
 
-fn submitted(state: TaskState) -> TaskRecord {
+pub(crate) fn submitted(state: TaskState) -> TaskRecord {
     let outcome = Arc::new(outcome(&state));
     TaskRecord {
         state,
