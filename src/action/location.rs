@@ -133,9 +133,9 @@ impl Actions {
                 let message = "the replica that follows the task stopped responding; look the task up again";
                 Err(ActionError::new(Code::OutcomeUnknown, message).after_reaching_agent())
             }
-            Err(ForwardError::Silent | ForwardError::Gone | ForwardError::Unsupported | ForwardError::NotKept) => {
-                Ok(None)
-            },
+            Err(
+                ForwardError::Silent | ForwardError::Gone | ForwardError::Unsupported | ForwardError::NotKept,
+            ) => Ok(None),
         }
     }
 }

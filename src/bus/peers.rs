@@ -342,6 +342,10 @@ impl Peers for NatsPeers {
         self.known.load(Relaxed) == 0
     }
 
+    fn others(&self) -> usize {
+        self.known.load(Relaxed)
+    }
+
     fn liveness(&self, instance: InstanceId) -> BoxFuture<'_, Liveness> {
         async move {
             if instance == self.instance {

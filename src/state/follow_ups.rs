@@ -107,7 +107,11 @@ impl FollowUpState {
     }
 }
 
-impl Record for FollowUpRecord {}
+impl Record for FollowUpRecord {
+    fn caller(&self) -> Option<&Caller> {
+        Some(&self.question.caller)
+    }
+}
 
 impl FollowUpRecord {
     /// Whether the id stands for the question that a request has seen, so that the question needs no other id.

@@ -63,6 +63,9 @@ pub(crate) trait Peers: fmt::Debug + Send + Sync {
     /// Whether no other replica is known.
     fn is_alone(&self) -> bool;
 
+    /// How many other replicas are known to be alive.
+    fn others(&self) -> usize;
+
     /// Whether a replica is alive. Asks it if the last sign of life is not recent.
     fn liveness(&self, instance: InstanceId) -> BoxFuture<'_, Liveness>;
 
@@ -121,6 +124,10 @@ impl Peers for NoPeers {
 
     fn is_alone(&self) -> bool {
         true
+    }
+
+    fn others(&self) -> usize {
+        0
     }
 
     fn liveness(&self, instance: InstanceId) -> BoxFuture<'_, Liveness> {

@@ -4,7 +4,7 @@ mod isolation;
 mod simulation;
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
@@ -69,6 +69,10 @@ pub(crate) struct FaultyStore {
     /// Counts the writes.
     pub writes: AtomicUsize,
     pub scans: AtomicUsize,
+    /// The size of each bucket; 0 for no limit.
+    pub capacity: AtomicU64,
+    /// Whether writes are refused because the bucket is full.
+    pub is_full: AtomicBool,
     /// Writes of this kind never end.
     pub hangs: Mutex<Option<RecordKind>>,
     stats: StoreStats,
@@ -85,6 +89,8 @@ impl FaultyStore {
             is_down: AtomicBool::new(false),
             writes: AtomicUsize::new(0),
             scans: AtomicUsize::new(0),
+            capacity: AtomicU64::new(0),
+            is_full: AtomicBool::new(false),
             hangs: Mutex::default(),
             stats: StoreStats::default(),
         })
@@ -136,6 +142,9 @@ impl StateStore for FaultyStore {
             if self.is_down.load(Relaxed) {
                 return Err(WriteError::Unavailable);
             }
+            if self.is_full.load(Relaxed) {
+                return Err(WriteError::StoreFull);
+            }
             // Requests over a network yield.
             tokio::task::yield_now().await;
             self.land_ghost().await;
@@ -173,6 +182,10 @@ impl StateStore for FaultyStore {
         }
     }
 
+    fn capacity(&self, _: RecordKind) -> Option<u64> {
+        Some(self.capacity.load(Relaxed)).filter(|bytes| *bytes > 0)
+    }
+
     fn is_shared(&self) -> bool {
         self.is_shared.load(Relaxed)
     }
@@ -207,6 +220,10 @@ impl Peers for AllAlive {
 
     fn is_alone(&self) -> bool {
         false
+    }
+
+    fn others(&self) -> usize {
+        1
     }
 
     fn liveness(&self, _: InstanceId) -> BoxFuture<'_, Liveness> {

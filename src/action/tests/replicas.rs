@@ -61,6 +61,10 @@ impl Peers for Pair {
         false
     }
 
+    fn others(&self) -> usize {
+        1
+    }
+
     fn liveness(&self, _: InstanceId) -> BoxFuture<'_, Liveness> {
         ready(self.known().liveness).boxed()
     }
@@ -152,7 +156,11 @@ async fn callers_share_no_conversation_where_requests_cannot_be_forwarded() {
     let Replica { actions, other, agent, .. } = replica(&fake).await;
     let callers = ["T/alice", "T/bob"].map(Caller::verified);
     for caller in &callers {
-        other.sessions.place(SessionId { agent: &agent, caller, id: "s-1", is_launched: true }).await.unwrap();
+        other
+            .sessions
+            .place(SessionId { agent: &agent, caller, id: "s-1", is_launched: true })
+            .await
+            .unwrap();
     }
     let mut contexts = Vec::new();
     for caller in &callers {

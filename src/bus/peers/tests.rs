@@ -181,7 +181,8 @@ async fn a_record_is_found_at_the_replica_that_holds_it() {
     wait_until(|| async { *records.changed.lock().unwrap() == [(RecordKind::Session, key("s"))] }).await;
     // Two no longer serves the agent.
     drop(services.remove(1));
-    let is_nowhere = || async { one.peers.find(RecordKind::Task, &key("t \u{1}\"é")).await == Holder::Nowhere };
+    let is_nowhere =
+        || async { one.peers.find(RecordKind::Task, &key("t \u{1}\"é")).await == Holder::Nowhere };
     wait_until(is_nowhere).await;
 }
 

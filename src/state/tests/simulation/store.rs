@@ -303,6 +303,10 @@ impl Peers for SimulatedPeers {
             .all(|(_, instance)| self.world.liveness(self.replica, *instance) == Liveness::Dead)
     }
 
+    fn others(&self) -> usize {
+        self.others().len()
+    }
+
     fn liveness(&self, instance: InstanceId) -> BoxFuture<'_, Liveness> {
         async move {
             self.world.latency().await;
