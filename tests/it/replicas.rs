@@ -194,7 +194,7 @@ async fn a_tenant_that_takes_its_share_of_a_bucket_blocks_no_other_one_also_afte
         asked += 1;
         assert!(asked < 500, "one tenant fills the bucket");
     };
-    refused.expect_error("busy");
+    let refused = refused.expect_error("busy");
     assert!(refused["message"].to_string().contains("JetStream bucket for open questions"), "{refused:?}");
     assert!(asked > 10, "{asked}");
     ask(&mesh, "bob").await.expect("INPUT_REQUIRED");
