@@ -263,11 +263,7 @@ impl NatsPeers {
     async fn ask_for_record(&self, kind: RecordKind, key: &RecordKey) -> Holder {
         let mut serving = self.lock_table().serving(&Token::new(&key.agent));
         let asking = self.ask_serving(&mut serving, kind, key);
-        let found = match tokio::time::timeout(FIND_TIMEOUT, asking).await {
-            Ok(found) => found,
-            Err(_) => None,
-        };
-        match found {
+        match tokio::time::timeout(FIND_TIMEOUT, asking).await.unwrap_or_default() {
             Some(instance) => Holder::At(instance),
             None if serving.certain.is_empty() && !serving.has_silent => Holder::Nowhere,
             None => Holder::Unknown,

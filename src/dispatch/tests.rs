@@ -226,7 +226,7 @@ async fn all_tasks_are_read_at_the_start_and_after_a_death_and_rarely_otherwise(
     let store = FaultyStore::shared();
     let dispatcher = Arc::new(dispatcher_in(shared(&store), ""));
     let (deaths, receiver) = tokio::sync::broadcast::channel(16);
-    let work = tokio::spawn(maintenance::run(Arc::downgrade(&dispatcher), receiver));
+    let work = TaskTracker::new().spawn(maintenance::run(Arc::downgrade(&dispatcher), receiver));
     // Two scans a search: tasks and follow-ups.
     let searches_within = async |seconds| {
         let before = store.scans.load(Relaxed);
@@ -261,7 +261,7 @@ async fn a_question_that_takes_long_to_expire_does_not_delay_an_adoption() {
     *store.hangs.lock().unwrap() = Some(RecordKind::FollowUp);
     let dispatcher = Arc::new(dispatcher_in(Arc::clone(&state), ""));
     let (_deaths, receiver) = tokio::sync::broadcast::channel(16);
-    let work = tokio::spawn(maintenance::run(Arc::downgrade(&dispatcher), receiver));
+    let work = TaskTracker::new().spawn(maintenance::run(Arc::downgrade(&dispatcher), receiver));
     let adopted = async {
         while state.tasks.find_current(&agent, "t").await.unwrap().unwrap().owner != state.peers.instance() {
             tokio::time::sleep(Duration::from_millis(50)).await;
