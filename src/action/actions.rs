@@ -156,6 +156,9 @@ impl Actions {
     ) -> Reply {
         let live_agent = self.live_agent()?;
         let Invocation { parts, mut meta } = request;
+        if options.caller.is_verified() && !meta.reference_task_ids.is_empty() {
+            Box::pin(self.check_references(&meta.reference_task_ids, &options.caller)).await?;
+        }
         let parts = resolve_files(parts, self.timeout(options)).await?;
         let content = MessageContent::new(&self.memory, parts, &mut meta).await?;
         let output_modes: Arc<[String]> = if meta.output_modes.is_empty() {
@@ -223,16 +226,24 @@ impl Actions {
         options: &CallOptions,
         progress: &mut impl Progress,
     ) -> Result<PlacedSession, ActionError> {
-        let here = |context_id| Ok(PlacedSession::Here { context_id });
         let session = self.session(&options.caller, session_id);
+        let elsewhere = || {
+            let why = "another replica has this conversation; try again";
+            Err(ActionError::unavailable(&self.agent, Some(why)))
+        };
         let to = match self.state.sessions.place(session).await? {
-            SessionPlace::Here { context_id } => return here(context_id),
-            SessionPlace::Elsewhere(_) if options.is_forwarded => return here(session_id.to_owned()),
+            SessionPlace::Here { context_id } => return Ok(PlacedSession::Here { context_id }),
+            // The session has moved on while the request was on its way.
+            SessionPlace::Elsewhere(_) if options.is_forwarded => return elsewhere(),
             SessionPlace::Elsewhere(to) => to,
         };
         match progress.forward(to).await {
             Ok(reply) => Ok(PlacedSession::Forwarded(reply)),
-            Err(ForwardError::Unsupported) => here(session_id.to_owned()),
+            // With clients of such a front door, each replica has a conversation of its own.
+            Err(ForwardError::Unsupported) => {
+                Ok(PlacedSession::Here { context_id: session.first_context_id().into_owned() })
+            }
+            Err(ForwardError::NotKept) => elsewhere(),
             Err(ForwardError::Gone) => {
                 let why = "the replica that has this conversation does not respond";
                 Err(ActionError::unavailable(&self.agent, Some(why)))

@@ -144,6 +144,7 @@ async fn answer_elsewhere(
     match actions.state.peers.liveness(to).await {
         Liveness::Alive => {}
         Liveness::Unreachable => return unreachable(),
+        Liveness::Dead if actions.state.peers.may_return(to) => return unreachable(),
         Liveness::Dead => {
             let message = "the replica that ran the agent is gone, and the task with it";
             return Err(ActionError::new(Code::TaskLost, message));
@@ -151,7 +152,7 @@ async fn answer_elsewhere(
     }
     match progress.forward(to).await {
         Ok(reply) => reply,
-        Err(ForwardError::Gone | ForwardError::Unsupported) => unreachable(),
+        Err(ForwardError::Gone | ForwardError::Unsupported | ForwardError::NotKept) => unreachable(),
         Err(ForwardError::Silent) => {
             let message =
                 "the replica that runs the agent stopped responding; the agent may have received the answer";

@@ -1,11 +1,14 @@
 //! Finds the replica that follows a task, and lets it serve requests for that task.
 
+use std::collections::BTreeSet;
+
 use super::actions::Actions;
 use super::progress::{ForwardError, Progress};
 use super::request::CallOptions;
+use crate::caller::Caller;
 use crate::reply::Reply;
 use crate::reply::error::{ActionError, Code};
-use crate::state::peers::{InstanceId, Liveness};
+use crate::state::peers::{Holder, InstanceId, Liveness};
 use crate::state::tasks::TaskOutline;
 use crate::state::{RecordKey, RecordKind};
 
@@ -37,7 +40,9 @@ impl Actions {
     ) -> Result<Located, ActionError> {
         let record = match self.record(task_id, &options.caller).await {
             Ok(record) => record,
-            Err(error) => return Box::pin(self.locate_elsewhere(task_id, options, error, progress)).await,
+            Err(error) => {
+                return Box::pin(self.locate_elsewhere(task_id, options, access, error, progress)).await;
+            }
         };
         let Some(owner) = self.state.tasks.other_owner(&record) else { return Ok(Located::Here(record)) };
         if record.state.is_final() {
@@ -62,11 +67,40 @@ impl Actions {
         }
     }
 
+    /// Tasks to which a verified caller refers must be its own: the agent may use what it knows of them.
+    pub(super) async fn check_references(
+        &self,
+        task_ids: &[String],
+        caller: &Caller,
+    ) -> Result<(), ActionError> {
+        let refuse = || {
+            let message = "`meta.reference_task_ids` has a task that is unknown or has been forgotten";
+            ActionError::new(Code::NotFound, message)
+        };
+        let distinct: BTreeSet<&String> = task_ids.iter().collect();
+        for task_id in distinct {
+            let error = match self.state.tasks.find(&self.agent, task_id).await {
+                Ok(Some(task)) if task.caller == *caller => continue,
+                Ok(Some(_)) => return Err(refuse()),
+                Ok(None) => refuse(),
+                Err(error) => error,
+            };
+            let key = RecordKey::new(&self.agent, task_id.as_str()).of_caller(caller);
+            match self.state.peers.find(RecordKind::Task, &key).await {
+                Holder::At(_) => {}
+                Holder::Nowhere => return Err(error),
+                Holder::Unknown => return Err(Holder::no_answer()),
+            }
+        }
+        Ok(())
+    }
+
     /// A task that is not in the store may be one that only the replica of its call knows.
     async fn locate_elsewhere(
         &self,
         task_id: &str,
         options: &CallOptions,
+        access: TaskAccess,
         error: ActionError,
         progress: &mut impl Progress,
     ) -> Result<Located, ActionError> {
@@ -75,10 +109,14 @@ impl Actions {
             return Err(error);
         }
         let key = RecordKey::new(&self.agent, task_id);
-        let Some(holder) = self.state.peers.find(RecordKind::Task, &key).await else { return Err(error) };
-        match self.forward_task(holder, TaskAccess::Read, progress).await? {
+        let holder = match self.state.peers.find(RecordKind::Task, &key).await {
+            Holder::At(holder) => holder,
+            Holder::Nowhere => return Err(error),
+            Holder::Unknown => return Err(Holder::no_answer()),
+        };
+        match self.forward_task(holder, access, progress).await? {
             Some(reply) => Ok(Located::Forwarded(reply)),
-            None => Err(error),
+            None => Err(Holder::no_answer()),
         }
     }
 
@@ -95,7 +133,9 @@ impl Actions {
                 let message = "the replica that follows the task stopped responding; look the task up again";
                 Err(ActionError::new(Code::OutcomeUnknown, message).after_reaching_agent())
             }
-            Err(ForwardError::Silent | ForwardError::Gone | ForwardError::Unsupported) => Ok(None),
+            Err(
+                ForwardError::Silent | ForwardError::Gone | ForwardError::Unsupported | ForwardError::NotKept,
+            ) => Ok(None),
         }
     }
 }

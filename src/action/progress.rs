@@ -42,6 +42,9 @@ pub(crate) enum Listener {
 pub(crate) enum ForwardError {
     #[error("this front door cannot forward requests")]
     Unsupported,
+    /// No other replica was known when the request arrived, or another one may have run it already.
+    #[error("this request can no longer be forwarded")]
+    NotKept,
     /// The request did not reach it.
     #[error("the replica is not connected")]
     Gone,

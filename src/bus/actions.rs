@@ -294,7 +294,7 @@ impl Progress for Responder<'_> {
     async fn forward(&mut self, to: InstanceId) -> Result<Reply, ForwardError> {
         match &mut self.forwardable {
             Some(request) => Box::pin(request.run(to, self.ack_frames.as_deref_mut())).await,
-            None => Err(ForwardError::Unsupported),
+            None => Err(ForwardError::NotKept),
         }
     }
 

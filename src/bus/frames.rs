@@ -300,7 +300,7 @@ impl Progress for FrameWriter {
     }
 
     async fn forward(&mut self, to: InstanceId) -> Result<Reply, ForwardError> {
-        let Some(mut request) = self.forwardable.take() else { return Err(ForwardError::Unsupported) };
+        let Some(mut request) = self.forwardable.take() else { return Err(ForwardError::NotKept) };
         let reply = Box::pin(request.run(to, Some(self))).await;
         // It charges the memory of the reply.
         self.forwardable = Some(request);

@@ -164,7 +164,7 @@ fn principal(headers: Option<&HeaderMap>) -> Result<&str, ActionError> {
         Ok(Some(value)) if value.contains(is_unprintable) => "has unprintable characters",
         Ok(Some(value)) => return Ok(value),
         Ok(None) => "is missing",
-        Err(Ambiguous) => "is there more than once, or in another spelling",
+        Err(Ambiguous) => "occurs more than once, or with a different spelling",
     };
     Err(forbidden(format!("the header `{PRINCIPAL}`, which a gateway has to set, {problem}")))
 }

@@ -55,18 +55,18 @@ pub(super) use self::forward::PEER;
 pub(crate) use self::forward::{ForwardableRequest, Forwarder};
 use self::liveness::SharedPings;
 use self::messages::{Announcement, ClaimAnswer, ClaimQuery, FindAnswer, FindQuery, RecordChanged};
-use self::table::{PeerTable, Verdict};
+use self::table::{PeerTable, Serving, Verdict};
 use super::service::{ServiceContext, ServiceError, round_trip};
 use super::subject::{ANNOUNCE, ReplyGuard, Subjects, Token};
 use crate::background::{BackgroundTasks, OnPanic};
 use crate::json::to_bytes;
-use crate::state::peers::{Death, InstanceId, Liveness, NoQueries, PeerQueries, Peers};
+use crate::state::peers::{Death, Holder, InstanceId, Liveness, NoQueries, PeerQueries, Peers};
 use crate::state::{RecordKey, RecordKind};
 
 /// How long a replica may take to answer.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long to wait for the answers of all replicas.
-const FIND_TIMEOUT: Duration = Duration::from_millis(250);
+const FIND_TIMEOUT: Duration = Duration::from_secs(1);
 /// Answers that are read in addition to the expected ones.
 const MAX_UNEXPECTED: usize = 16;
 /// Maximum bytes of an id in a query. Longer ids are not looked for.
@@ -130,7 +130,7 @@ impl NatsPeers {
             instance: Uuid::new_v4(),
             client: context.client.clone(),
             subjects: subjects.clone(),
-            guard: Arc::clone(&context.guard),
+            guard: Arc::new(own_replies(&context.client, &context.guard)),
             table: Mutex::default(),
             known: AtomicUsize::new(0),
             pings: SharedPings::default(),
@@ -260,31 +260,47 @@ impl NatsPeers {
         }
     }
 
-    async fn ask_for_record(&self, kind: RecordKind, key: &RecordKey) -> Option<InstanceId> {
-        let agent = Token::new(&key.agent);
-        let expected = self.lock_table().serving(&agent);
-        if expected == 0 || key.id.len() > MAX_ID || !self.is_connected() {
+    async fn ask_for_record(&self, kind: RecordKind, key: &RecordKey) -> Holder {
+        let mut serving = self.lock_table().serving(&Token::new(&key.agent));
+        let asking = self.ask_serving(&mut serving, kind, key);
+        match tokio::time::timeout(FIND_TIMEOUT, asking).await.unwrap_or_default() {
+            Some(instance) => Holder::At(instance),
+            None if serving.certain.is_empty() && !serving.has_silent => Holder::Nowhere,
+            None => Holder::Unknown,
+        }
+    }
+
+    /// Asks the replicas that serve an agent for a record, and removes those that do not have it.
+    async fn ask_serving(
+        &self,
+        serving: &mut Serving,
+        kind: RecordKind,
+        key: &RecordKey,
+    ) -> Option<InstanceId> {
+        let expected = serving.certain.len() + serving.possible.len();
+        if key.id.len() > MAX_ID {
+            *serving = Serving::default();
+        }
+        if serving.is_empty() || !self.is_connected() {
             return None;
         }
-        let query = FindQuery { from: self.instance, kind: kind.into(), id: key.id.as_str().into() };
+        let (id, caller) = (key.id.as_str().into(), key.caller.clone());
+        let query = FindQuery { from: self.instance, kind: kind.into(), id, caller };
         let inbox = self.client.new_inbox();
         let mut answers = self.client.subscribe(inbox.clone()).await.ok()?;
-        let subject = self.subjects.peers(&agent);
+        let subject = self.subjects.peers(&Token::new(&key.agent));
         self.client.publish_with_reply(subject, inbox, to_bytes(&query)).await.ok()?;
-        let mut denials = 0;
         for _ in 0..expected + MAX_UNEXPECTED {
-            let answer = answers.next().await?;
             // *No responders* is a status without a body.
-            let answer: FindAnswer = match answer.status {
-                Some(_) => return None,
-                None => serde_json::from_slice(&answer.payload).ok()?,
-            };
-            if answer.has {
-                return Some(answer.instance);
+            let answer = answers.next().await.filter(|answer| answer.status.is_none())?;
+            let Ok(FindAnswer { instance, has }) = serde_json::from_slice(&answer.payload) else { continue };
+            if has && instance != self.instance {
+                return Some(instance);
             }
-            denials += usize::from(answer.instance != self.instance);
-            if denials >= expected {
-                break;
+            serving.certain.remove(&instance);
+            serving.possible.remove(&instance);
+            if serving.is_empty() {
+                return None;
             }
         }
         None
@@ -303,6 +319,16 @@ impl NatsPeers {
     }
 }
 
+/// What replicas may reply to: what callers may ask for, and the inboxes of this bridge. Replicas share their settings, so
+/// the inboxes of the others have the same prefix.
+fn own_replies(client: &Client, guard: &ReplyGuard) -> ReplyGuard {
+    let inbox = client.new_inbox();
+    match inbox.rsplit_once('.') {
+        Some((prefix, _)) => guard.clone().and_below(prefix),
+        None => guard.clone(),
+    }
+}
+
 impl Peers for NatsPeers {
     fn instance(&self) -> InstanceId {
         self.instance
@@ -310,6 +336,10 @@ impl Peers for NatsPeers {
 
     fn is_alone(&self) -> bool {
         self.known.load(Relaxed) == 0
+    }
+
+    fn others(&self) -> usize {
+        self.known.load(Relaxed)
     }
 
     fn liveness(&self, instance: InstanceId) -> BoxFuture<'_, Liveness> {
@@ -328,6 +358,10 @@ impl Peers for NatsPeers {
             }
         }
         .boxed()
+    }
+
+    fn may_return(&self, instance: InstanceId) -> bool {
+        self.lock_table().may_return(instance, Instant::now())
     }
 
     fn holds_claim(&self, instance: InstanceId, nonce: Uuid) -> BoxFuture<'_, Option<bool>> {
@@ -352,12 +386,8 @@ impl Peers for NatsPeers {
         .boxed()
     }
 
-    fn find<'a>(&'a self, kind: RecordKind, key: &'a RecordKey) -> BoxFuture<'a, Option<InstanceId>> {
-        async move {
-            let found = tokio::time::timeout(FIND_TIMEOUT, self.ask_for_record(kind, key)).await;
-            found.ok().flatten().filter(|instance| *instance != self.instance)
-        }
-        .boxed()
+    fn find<'a>(&'a self, kind: RecordKind, key: &'a RecordKey) -> BoxFuture<'a, Holder> {
+        self.ask_for_record(kind, key).boxed()
     }
 
     fn record_changed(&self, instance: InstanceId, kind: RecordKind, key: &RecordKey) {

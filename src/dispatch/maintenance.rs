@@ -14,16 +14,23 @@ use tokio::time::{Instant, MissedTickBehavior};
 use super::Dispatcher;
 use crate::action::request::CallOptions;
 use crate::files::{CallFiles, FileMode};
-use crate::state::peers::{Death, InstanceId, Liveness};
+use crate::state::StoreUnavailable;
+use crate::state::peers::{Death, InstanceId, Liveness, RETURN_GRACE};
 use crate::state::tasks::TaskOutline;
 
 /// How often expired questions are looked for.
 const EXPIRY_INTERVAL: Duration = Duration::from_millis(500);
-/// How often the store is searched for tasks of replicas that are gone, besides when one is noticed to be gone.
-const SCAN_INTERVAL: Duration = Duration::from_secs(30);
+/// How often a replica checks whether to search.
+const CHECK_INTERVAL: Duration = Duration::from_millis(500);
+/// A search of the store for tasks of replicas that are gone reads all tasks of the agent, so it is rare: it comes at the
+/// start, when the store is available again, and this long after a replica was noticed to be gone, for what was written or
+/// could not be adopted meanwhile. Then the pause doubles up to the maximum.
+const SEARCH_PAUSE: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(600));
+/// Replicas wait for a random part of this before they search a store that is available again.
+const SEARCH_JITTER: Duration = Duration::from_secs(3);
 /// Only a process of its replica knows the task of a launched agent, and that replica may only have lost its
 /// connection. After this time the task counts as lost.
-const LOCAL_TASK_GRACE: Duration = Duration::from_secs(60);
+const LOCAL_TASK_GRACE: Duration = RETURN_GRACE;
 /// Replicas wait for a random part of this before they adopt tasks, so that they do not all try the same ones.
 const JITTER: Duration = Duration::from_millis(300);
 /// Pause between two adoptions: at most 200 a second.
@@ -34,29 +41,53 @@ const MAX_ADOPTED: usize = 10_000;
 const CANCELS_AT_A_TIME: usize = 16;
 
 /// Runs until the dispatcher is dropped or `deaths` ends.
-pub(crate) async fn run(dispatcher: Weak<Dispatcher>, mut deaths: broadcast::Receiver<Death>) {
-    let mut expiry = tokio::time::interval(EXPIRY_INTERVAL);
-    let mut scan = tokio::time::interval(SCAN_INTERVAL);
-    for interval in [&mut expiry, &mut scan] {
-        interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
+pub(crate) async fn run(dispatcher: Weak<Dispatcher>, deaths: broadcast::Receiver<Death>) {
+    // Apart from each other: an agent may take long to cancel tasks.
+    tokio::select! {
+        () = cancel_expired(&dispatcher) => {}
+        () = adopt_from_gone(&dispatcher, deaths) => {}
     }
+}
+
+async fn cancel_expired(dispatcher: &Weak<Dispatcher>) {
+    let mut ticks = tokio::time::interval(EXPIRY_INTERVAL);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        let Some(dispatcher) = dispatcher.upgrade() else { return };
+        dispatcher.cancel_expired().await;
+    }
+}
+
+async fn adopt_from_gone(dispatcher: &Weak<Dispatcher>, mut deaths: broadcast::Receiver<Death>) {
+    let mut checks = tokio::time::interval(CHECK_INTERVAL);
+    checks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut searches = Searches::new(Instant::now());
     // Replicas that launched an agent and are gone, and when their tasks count as lost.
     let mut local_graces: Vec<(InstanceId, Instant)> = Vec::new();
     loop {
         let death = tokio::select! {
-            _ = expiry.tick() => None,
+            _ = checks.tick() => None,
             death = deaths.recv() => match death {
                 Ok(death) => Some(death.instance),
-                // The next search finds what was missed.
-                Err(broadcast::error::RecvError::Lagged(_)) => None,
+                Err(broadcast::error::RecvError::Lagged(_)) => {
+                    searches.hasten(Instant::now());
+                    None
+                }
                 Err(broadcast::error::RecvError::Closed) => return,
             },
         };
         let Some(dispatcher) = dispatcher.upgrade() else { return };
-        dispatcher.cancel_expired().await;
         let mut dead: HashSet<InstanceId> = death.into_iter().collect();
-        if futures_util::poll!(std::pin::pin!(scan.tick())).is_ready() {
-            dead.extend(dispatcher.dead_owners().await);
+        if !dead.is_empty() {
+            searches.hasten(Instant::now());
+        }
+        let state = &dispatcher.actions.state;
+        if searches.is_due(state.is_shared() && state.store().is_available(), Instant::now()) {
+            match dispatcher.dead_owners().await {
+                Ok(owners) => dead.extend(owners),
+                Err(StoreUnavailable) => searches.hasten(Instant::now()),
+            }
         }
         for from in dead {
             if dispatcher.adopt(from, false).await && !local_graces.iter().any(|(known, _)| *known == from) {
@@ -72,6 +103,43 @@ pub(crate) async fn run(dispatcher: Weak<Dispatcher>, mut deaths: broadcast::Rec
     }
 }
 
+/// When to search the store for tasks of replicas that are gone.
+#[derive(Debug)]
+struct Searches {
+    next: Instant,
+    /// Before the search after the next one.
+    pause: Duration,
+    is_store_available: bool,
+}
+
+impl Searches {
+    fn new(now: Instant) -> Self {
+        Self { next: now, pause: SEARCH_PAUSE.0, is_store_available: false }
+    }
+
+    /// Searches soon, and more often for a while.
+    fn hasten(&mut self, now: Instant) {
+        self.pause = SEARCH_PAUSE.0;
+        self.next = self.next.min(now + self.pause);
+    }
+
+    /// Whether to search now.
+    fn is_due(&mut self, is_store_available: bool, now: Instant) -> bool {
+        if is_store_available && !std::mem::replace(&mut self.is_store_available, is_store_available) {
+            self.hasten(now);
+            self.next = self.next.min(now + SEARCH_JITTER.mul_f64(fastrand::f64()));
+        }
+        self.is_store_available = is_store_available;
+        if !is_store_available || now < self.next {
+            return false;
+        }
+        // So that replicas do not all search at the same time.
+        self.next = now + self.pause.mul_f64(0.75 + fastrand::f64() / 2.0);
+        self.pause = (2 * self.pause).min(SEARCH_PAUSE.1);
+        true
+    }
+}
+
 impl Dispatcher {
     /// Cancels the tasks whose question was not answered in time.
     async fn cancel_expired(&self) {
@@ -84,29 +152,23 @@ impl Dispatcher {
     }
 
     /// The replicas that are gone and still own tasks of the agent, or were sending an answer to one.
-    async fn dead_owners(&self) -> Vec<InstanceId> {
+    async fn dead_owners(&self) -> Result<Vec<InstanceId>, StoreUnavailable> {
         let state = &self.actions.state;
-        if !state.is_shared() {
-            return Vec::new();
-        }
         let owners =
             state.tasks.foreign(&self.agent.name).try_fold(HashSet::new(), async |mut owners, (_, task)| {
                 owners.insert(task.owner);
                 Ok(owners)
             });
-        // While the store is unavailable nothing can be adopted.
+        let mut owners = owners.await?;
         let senders = state.follow_ups.sending(&self.agent.name).map_ok(|(sender, _)| sender);
-        let (Ok(mut owners), Ok(senders)) = (owners.await, senders.try_collect::<HashSet<_>>().await) else {
-            return Vec::new();
-        };
-        owners.extend(senders);
+        owners.extend(senders.try_collect::<HashSet<_>>().await?);
         let mut dead = Vec::new();
         for owner in owners {
             if state.peers.liveness(owner).await == Liveness::Dead {
                 dead.push(owner);
             }
         }
-        dead
+        Ok(dead)
     }
 
     /// Adopts the open tasks of a replica that is gone: those that other replicas' agents know, or, with `local`, those

@@ -15,12 +15,20 @@ use crate::agent::Predecessors;
 use crate::config::CallLogging;
 use crate::memory::{MemoryAccount, MemoryBudget};
 use crate::process::child::ProcessHost;
+use crate::state::peers::Death;
 use crate::state::quota::{CallKind, QuotaKind};
+use crate::state::tasks::Observer;
+use crate::state::tests::{FaultyStore, alone, question, quotas, submitted};
+use crate::state::{RecordKind, State, StateStore};
 
 static SHARED: LazyLock<Caller> = LazyLock::new(Caller::default);
 
 /// The dispatcher of an agent that does not exist, with these lines in its configuration.
 fn dispatcher(lines: &str) -> Dispatcher {
+    dispatcher_in(Arc::default(), lines)
+}
+
+fn dispatcher_in(state: Arc<State>, lines: &str) -> Dispatcher {
     let text = format!(
         "nats: {{ url: 'nats://127.0.0.1:4222' }}\nagents: [{{ name: a, url: 'http://127.0.0.1:9', {lines} }}]"
     );
@@ -39,7 +47,7 @@ fn dispatcher(lines: &str) -> Dispatcher {
         Arc::clone(&agent.memory),
         Arc::clone(&agent.config),
         agent.live.clone(),
-        Arc::default(),
+        state,
         mpsc::channel(1).0,
         CallShutdown::default(),
         agent.secrets.clone(),
@@ -205,4 +213,60 @@ async fn a_request_without_memory_is_busy_and_too_many_requests_get_no_reply() {
     assert!(all.len() < 10_000);
     drop((second, all));
     arrive(&dispatcher, 0, &mut Bytes::new()).unwrap();
+}
+
+/// A state in a store that replicas share.
+fn shared(store: &Arc<FaultyStore>) -> Arc<State> {
+    let store = Arc::clone(store) as Arc<dyn StateStore>;
+    Arc::new(State::new(&store, &quotas(), &alone()))
+}
+
+#[tokio::test(start_paused = true)]
+async fn all_tasks_are_read_at_the_start_and_after_a_death_and_rarely_otherwise() {
+    let store = FaultyStore::shared();
+    let dispatcher = Arc::new(dispatcher_in(shared(&store), ""));
+    let (deaths, receiver) = tokio::sync::broadcast::channel(16);
+    let work = TaskTracker::new().spawn(maintenance::run(Arc::downgrade(&dispatcher), receiver));
+    // Two scans a search: tasks and follow-ups.
+    let searches_within = async |seconds| {
+        let before = store.scans.load(Relaxed);
+        tokio::time::sleep(Duration::from_secs(seconds)).await;
+        (store.scans.load(Relaxed) - before).div_ceil(2)
+    };
+    assert_eq!(searches_within(5).await, 1, "at the start");
+    let searches = searches_within(3600).await;
+    assert!((5..=12).contains(&searches), "{searches}");
+    deaths.send(Death { instance: uuid::Uuid::new_v4(), is_orderly: false }).unwrap();
+    let searches = searches_within(60).await;
+    assert!((2..=3).contains(&searches), "{searches}");
+    let searches = searches_within(3600).await;
+    assert!(searches <= 12, "{searches}");
+    // The store was away.
+    store.is_down.store(true, Relaxed);
+    assert_eq!(searches_within(60).await, 0);
+    store.is_down.store(false, Relaxed);
+    assert!(searches_within(5).await > 0);
+    work.abort();
+}
+
+#[tokio::test]
+async fn a_question_that_takes_long_to_expire_does_not_delay_an_adoption() {
+    let store = FaultyStore::shared();
+    let (state, gone) = (shared(&store), shared(&store));
+    let agent: Arc<str> = "a".into();
+    state.follow_ups.issue(&agent, question(), Duration::ZERO).await.unwrap();
+    let began = Observer { began: std::time::SystemTime::now(), is_lookup: false, takes_ownership: true };
+    let task = submitted(crate::a2a::model::TaskState::Working);
+    gone.tasks.record(&agent, "t", task, began).await.unwrap();
+    *store.hangs.lock().unwrap() = Some(RecordKind::FollowUp);
+    let dispatcher = Arc::new(dispatcher_in(Arc::clone(&state), ""));
+    let (_deaths, receiver) = tokio::sync::broadcast::channel(16);
+    let work = TaskTracker::new().spawn(maintenance::run(Arc::downgrade(&dispatcher), receiver));
+    let adopted = async {
+        while state.tasks.find_current(&agent, "t").await.unwrap().unwrap().owner != state.peers.instance() {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), adopted).await.expect("the task is adopted");
+    work.abort();
 }

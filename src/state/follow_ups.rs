@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::clock::wall_time;
-use super::peers::{InstanceId, Liveness, Peers};
+use super::peers::{Holder, InstanceId, Liveness, Peers};
 use super::records::{Assumption, Change, Record, TypedRecords};
 use super::tasks::TaskOutline;
 use super::{Durability, Lifetime, RecordKey, RecordKind, StateStore, StoreUnavailable};
@@ -107,7 +107,11 @@ impl FollowUpState {
     }
 }
 
-impl Record for FollowUpRecord {}
+impl Record for FollowUpRecord {
+    fn caller(&self) -> Option<&Caller> {
+        Some(&self.question.caller)
+    }
+}
 
 impl FollowUpRecord {
     /// Whether the id stands for the question that a request has seen, so that the question needs no other id.
@@ -353,7 +357,7 @@ impl FollowUps {
                 Err(error) => return self.find_elsewhere(&held.key, error).await,
             }
         }
-        let message = "other answers to this question came first, but did not end; try again";
+        let message = "other answers to this question are still being processed; try again";
         Err(ActionError::new(Code::StateUnavailable, message))
     }
 
@@ -376,12 +380,14 @@ impl FollowUps {
 
     /// An id that is not in the store may be one that a replica could not write yet.
     async fn find_elsewhere(&self, key: &RecordKey, error: ActionError) -> Result<ClaimResult, ActionError> {
-        if matches!(error.info.code, Code::NotFound | Code::StateUnavailable)
-            && let Some(holder) = self.peers.find(RecordKind::FollowUp, key).await
-        {
-            return Ok(ClaimResult::Elsewhere(holder));
+        if !matches!(error.info.code, Code::NotFound | Code::StateUnavailable) {
+            return Err(error);
         }
-        Err(error)
+        match self.peers.find(RecordKind::FollowUp, key).await {
+            Holder::At(holder) => Ok(ClaimResult::Elsewhere(holder)),
+            Holder::Nowhere => Err(error),
+            Holder::Unknown => Err(Holder::no_answer()),
+        }
     }
 
     /// The replica whose process has the question, if it is another one.
@@ -398,7 +404,10 @@ impl FollowUps {
                 let FollowUpRecord { question, owner, .. } = read.record;
                 (question.is_local && question.caller == *caller && owner != own).then_some(owner)
             }
-            Ok(None) | Err(_) => self.peers.find(RecordKind::FollowUp, &key).await,
+            Ok(None) | Err(_) => match self.peers.find(RecordKind::FollowUp, &key).await {
+                Holder::At(holder) => Some(holder),
+                Holder::Nowhere | Holder::Unknown => None,
+            },
         }
     }
 

@@ -21,6 +21,7 @@
 mod clock;
 pub(crate) mod follow_ups;
 pub(crate) mod idempotency;
+pub(crate) mod ledger;
 pub(crate) mod memory;
 pub(crate) mod peers;
 pub(crate) mod quota;
@@ -42,13 +43,14 @@ use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use futures_util::future::{BoxFuture, FutureExt as _, ready};
-use futures_util::stream::BoxStream;
+use futures_util::stream::{BoxStream, StreamExt as _};
 use uuid::Uuid;
 
 use crate::caller::Caller;
 use crate::reply::error::{ActionError, Code};
 use follow_ups::FollowUps;
 use idempotency::Idempotency;
+use ledger::{HolderId, Stored};
 use peers::{PeerQueries, Peers};
 use quota::{AgentQuota, CallKind, Quotas, ReservedRoom};
 use sessions::Sessions;
@@ -79,7 +81,7 @@ impl RecordKind {
 pub(crate) struct RecordKey {
     pub agent: Arc<str>,
     pub id: String,
-    /// The caller for whose quota a new record counts. It does not identify the record.
+    /// The caller for whose quota the record counts. It does not identify the record.
     pub caller: Caller,
 }
 
@@ -169,6 +171,10 @@ pub enum WriteError {
     Conflict,
     #[error("the agent has no room left in the state store")]
     Full,
+    #[error("the caller has used up its share of the shared state store")]
+    ShareUsed,
+    #[error("the shared state store is full")]
+    StoreFull,
     #[error("the state store is unavailable; nothing was written")]
     Unavailable,
     /// The write may still take effect, even after a later read.
@@ -217,6 +223,24 @@ pub(crate) trait StateStore: fmt::Debug + Send + Sync {
     fn has_local(&self, _kind: RecordKind, _key: &RecordKey) -> bool {
         false
     }
+
+    /// How many bytes the records of a kind may take, if the store has a limit and does not know callers.
+    fn capacity(&self, _kind: RecordKind) -> Option<u64> {
+        None
+    }
+
+    /// The size of every record of a kind, and who holds it. The store reads no values for this.
+    fn sizes(&self, _kind: RecordKind) -> BoxStream<'_, Result<(HolderId, Stored), StoreUnavailable>> {
+        futures_util::stream::empty().boxed()
+    }
+
+    /// The kind of record of which a caller of an agent has used up its share, as far as that was noticed lately.
+    fn used_up(&self, _agent: &str, _caller: &Caller) -> Option<RecordKind> {
+        None
+    }
+
+    /// How many replicas share the store, including this one.
+    fn share_among(&self, _replicas: usize) {}
 
     /// The size limit of a record, in bytes.
     fn max_record(&self) -> usize {
@@ -302,6 +326,11 @@ impl State {
             self.store.expire(quota.agent());
             self.tasks.expire(quota.agent());
         }
+        if call != CallKind::Answer
+            && let Some(kind) = self.store.used_up(quota.agent(), caller)
+        {
+            return Err(quota::share_refusal(kind.into()));
+        }
         quota.reserve(call, caller)
     }
 
@@ -313,6 +342,7 @@ impl State {
             self.store.sweep().await;
             self.tasks.sweep().await;
             self.quotas.update_shares();
+            self.store.share_among(self.peers.others() + 1);
         }
     }
 }
@@ -321,6 +351,7 @@ impl PeerQueries for State {
     /// Records that may not be in the store.
     fn has(&self, kind: RecordKind, key: &RecordKey) -> bool {
         match kind {
+            RecordKind::Task if key.caller.is_verified() => self.tasks.is_of_caller(key),
             RecordKind::Task => self.tasks.is_known_here(key) || self.store.has_local(kind, key),
             RecordKind::FollowUp => self.store.has_local(kind, key),
             RecordKind::Session | RecordKind::IdempotencyKey | RecordKind::Reply => false,
@@ -354,7 +385,7 @@ impl From<StoreUnavailable> for ActionError {
 impl From<WriteError> for ActionError {
     fn from(error: WriteError) -> Self {
         let code = match error {
-            WriteError::Full => Code::Busy,
+            WriteError::Full | WriteError::ShareUsed | WriteError::StoreFull => Code::Busy,
             WriteError::Conflict | WriteError::Unavailable | WriteError::Unknown => Code::StateUnavailable,
         };
         Self::new(code, format!("{error}; try again"))

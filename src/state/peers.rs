@@ -4,6 +4,7 @@
 //! responders* the moment a connection is gone. `bus::peers` implements [`Peers`] on NATS.
 
 use std::fmt;
+use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 #[cfg(test)]
@@ -11,6 +12,11 @@ use futures_util::future::{FutureExt as _, ready};
 use uuid::Uuid;
 
 use super::{RecordKey, RecordKind};
+use crate::reply::error::{ActionError, Code};
+
+/// A replica that has not stopped in an orderly way may only have lost its connection. For this long after it counts as
+/// dead, what only its process knows is not lost.
+pub(crate) const RETURN_GRACE: Duration = Duration::from_secs(60);
 
 /// Identifies one process of the bridge.
 pub(crate) type InstanceId = Uuid;
@@ -23,6 +29,23 @@ pub(crate) enum Liveness {
     Unreachable,
     /// It stopped, or has not responded for so long that others take over its work.
     Dead,
+}
+
+/// Which replica holds a record that is not in the store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Holder {
+    At(InstanceId),
+    Nowhere,
+    /// A replica that may hold it did not answer.
+    Unknown,
+}
+
+impl Holder {
+    /// The error of a request for a record that a replica which does not answer may hold.
+    pub(crate) fn no_answer() -> ActionError {
+        let message = "a replica that may know this id does not respond; try again in a few seconds";
+        ActionError::new(Code::StateUnavailable, message)
+    }
 }
 
 /// A replica stopped, or stopped responding.
@@ -40,14 +63,21 @@ pub(crate) trait Peers: fmt::Debug + Send + Sync {
     /// Whether no other replica is known.
     fn is_alone(&self) -> bool;
 
+    /// How many other replicas are known to be alive.
+    fn others(&self) -> usize;
+
     /// Whether a replica is alive. Asks it if the last sign of life is not recent.
     fn liveness(&self, instance: InstanceId) -> BoxFuture<'_, Liveness>;
+
+    /// Whether a replica that does not respond may come back with what its process knows.
+    fn may_return(&self, instance: InstanceId) -> bool;
 
     /// Whether a replica still works on the answer with this nonce. `None` if it does not respond.
     fn holds_claim(&self, instance: InstanceId, nonce: Uuid) -> BoxFuture<'_, Option<bool>>;
 
-    /// The replica that holds a record which is not in the store.
-    fn find<'a>(&'a self, kind: RecordKind, key: &'a RecordKey) -> BoxFuture<'a, Option<InstanceId>>;
+    /// The other replica that holds a record which is not in the store. With a key of a verified caller, only a task that
+    /// belongs to that caller counts.
+    fn find<'a>(&'a self, kind: RecordKind, key: &'a RecordKey) -> BoxFuture<'a, Holder>;
 
     /// Tells a replica that a record which it has written has changed, best effort, so that it drops its copy.
     fn record_changed(&self, instance: InstanceId, kind: RecordKind, key: &RecordKey);
@@ -96,16 +126,24 @@ impl Peers for NoPeers {
         true
     }
 
+    fn others(&self) -> usize {
+        0
+    }
+
     fn liveness(&self, instance: InstanceId) -> BoxFuture<'_, Liveness> {
         ready(if instance == self.0 { Liveness::Alive } else { Liveness::Dead }).boxed()
+    }
+
+    fn may_return(&self, _: InstanceId) -> bool {
+        false
     }
 
     fn holds_claim(&self, _: InstanceId, _: Uuid) -> BoxFuture<'_, Option<bool>> {
         ready(None).boxed()
     }
 
-    fn find<'a>(&'a self, _: RecordKind, _: &'a RecordKey) -> BoxFuture<'a, Option<InstanceId>> {
-        ready(None).boxed()
+    fn find<'a>(&'a self, _: RecordKind, _: &'a RecordKey) -> BoxFuture<'a, Holder> {
+        ready(Holder::Nowhere).boxed()
     }
 
     fn record_changed(&self, _: InstanceId, _: RecordKind, _: &RecordKey) {}

@@ -133,6 +133,25 @@ pub(super) fn refusal(agent: &str, kind: QuotaKind) -> ActionError {
     ActionError::new(Code::Busy, message)
 }
 
+/// The error of a caller that has used up its share of a bucket.
+pub(super) fn share_refusal(kind: QuotaKind) -> ActionError {
+    let (_, what, _) = kind.row();
+    let message = format!(
+        "this caller has used up its share of the JetStream bucket for {what}; it becomes free as they end and \
+         expire, so try again later, or ask the operator for a larger bucket"
+    );
+    ActionError::new(Code::Busy, message)
+}
+
+/// The error of a request whose record a full bucket does not take.
+pub(super) fn full_bucket(kind: QuotaKind) -> ActionError {
+    let (_, what, _) = kind.row();
+    let message = format!(
+        "the JetStream bucket for {what} is full; try again later, or ask the operator for a larger bucket"
+    );
+    ActionError::new(Code::Busy, message)
+}
+
 /// The quotas of all agents.
 #[derive(Debug)]
 pub(crate) struct Quotas {

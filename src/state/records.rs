@@ -20,6 +20,7 @@ use super::{
     ABSENT, Durability, Lifetime, RecordKey, RecordKind, Revision, StateStore, StoreUnavailable,
     StoredRecord, WriteError, quota,
 };
+use crate::caller::Caller;
 use crate::memory::OutOfMemory;
 use crate::reply::error::ActionError;
 use crate::{json, offload};
@@ -43,6 +44,11 @@ pub(super) trait Record: Serialize + DeserializeOwned {
     /// The memory of what may be large in it, in bytes.
     fn allocated(&self) -> usize {
         0
+    }
+
+    /// Whose record it is, if that is not the caller of the key.
+    fn caller(&self) -> Option<&Caller> {
+        None
     }
 }
 
@@ -142,11 +148,16 @@ impl<R: Record> TypedRecords<R> {
             };
             attempts += 1;
             let value = offloaded(key, record.allocated(), || encode(key, &record)).await;
+            let of_record = record.caller().filter(|caller| **caller != key.caller);
+            let of_record = of_record.map(|caller| key.clone().of_caller(caller));
             drop(record);
+            let key = of_record.as_ref().unwrap_or(key);
             match self.store.write(self.kind, key, revision, value, lifetime, durability).await {
                 Ok(_) => return Ok(result),
                 Err(WriteError::Conflict | WriteError::Unknown) if attempts < MAX_ATTEMPTS => {}
                 Err(WriteError::Full) => return Err(quota::refusal(&key.agent, self.kind.into())),
+                Err(WriteError::ShareUsed) => return Err(quota::share_refusal(self.kind.into())),
+                Err(WriteError::StoreFull) => return Err(quota::full_bucket(self.kind.into())),
                 Err(error) => return Err(error.into()),
             }
         }

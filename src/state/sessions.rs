@@ -4,13 +4,13 @@
 //! conversation, and calls go there. Any replica can continue a session with an attached agent.
 
 use std::borrow::Cow;
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::clock::wall_time;
+use super::clock::{Instant, wall_time};
 use super::peers::{InstanceId, Liveness, Peers};
 use super::records::{Change, ReadRecord, Record, TypedRecords};
 use super::{Durability, Lifetime, RecordKey, RecordKind, StateStore};
@@ -23,8 +23,10 @@ use crate::state::records::Assumption;
 const TTL: Duration = Duration::from_secs(24 * 3600);
 /// A session in use is written again this often, so that it does not expire.
 const REFRESH: Duration = Duration::from_secs(3600);
-/// Maximum number of sessions that this process knows to have no record.
-const MAX_UNMAPPED: usize = 10_000;
+/// How long this process knows that a session has no record. Another replica may map it meanwhile.
+const UNMAPPED_TTL: Duration = Duration::from_secs(30);
+/// Maximum number of callers, and of sessions of one caller, that this process knows to have no record.
+const MAX_UNMAPPED: (usize, usize) = (100, 2_000);
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct SessionRecord {
@@ -36,7 +38,11 @@ struct SessionRecord {
     caller: Caller,
 }
 
-impl Record for SessionRecord {}
+impl Record for SessionRecord {
+    fn caller(&self) -> Option<&Caller> {
+        Some(&self.caller)
+    }
+}
 
 impl ReadRecord<SessionRecord> {
     fn needs_refresh(&self) -> bool {
@@ -62,7 +68,7 @@ impl SessionId<'_> {
 
     /// The context id until the agent chooses another one. A verified caller gets one of its own, because the agent would
     /// take the same session id of two callers for one conversation. It is a UUID, as some agents accept no other.
-    fn first_context_id(&self) -> Cow<'_, str> {
+    pub(crate) fn first_context_id(&self) -> Cow<'_, str> {
         if self.caller.is_shared() {
             return Cow::Borrowed(self.id);
         }
@@ -95,7 +101,40 @@ pub(crate) struct Sessions {
     store: Arc<dyn StateStore>,
     peers: Arc<dyn Peers>,
     /// Sessions with a call after which there was no record. It saves two round trips for each further call.
-    unmapped: Mutex<HashSet<RecordKey>>,
+    unmapped: Mutex<Unmapped>,
+}
+
+/// Sessions without a record, by caller, and until when that counts.
+#[derive(Debug, Default)]
+struct Unmapped(HashMap<Caller, HashMap<RecordKey, Instant>>);
+
+impl Unmapped {
+    fn contains(&self, key: &RecordKey) -> bool {
+        let until = self.0.get(&key.caller).and_then(|keys| keys.get(key));
+        until.is_some_and(|until| Instant::now() < *until)
+    }
+
+    fn remove(&mut self, key: &RecordKey) {
+        if let Some(keys) = self.0.get_mut(&key.caller) {
+            keys.remove(key);
+        }
+    }
+
+    fn insert(&mut self, key: RecordKey) {
+        let (max_callers, max_keys) = MAX_UNMAPPED;
+        let now = Instant::now();
+        if self.0.len() >= max_callers && !self.0.contains_key(&key.caller) {
+            self.0.retain(|_, keys| keys.values().any(|until| now < *until));
+            if self.0.len() >= max_callers {
+                return;
+            }
+        }
+        let keys = self.0.entry(key.caller.clone()).or_default();
+        if keys.len() >= max_keys {
+            keys.clear();
+        }
+        keys.insert(key, now + UNMAPPED_TTL);
+    }
 }
 
 impl Sessions {
@@ -132,7 +171,7 @@ impl Sessions {
     }
 
     /// The session of an agent that this replica launches. The first replica with a call owns the session until it is
-    /// dead; then the conversation starts again at another one.
+    /// dead and no longer expected to return; then the conversation starts again at another one.
     async fn place_launched(&self, session: SessionId<'_>) -> Result<SessionPlace, ActionError> {
         let (key, own) = (session.key(), self.peers.instance());
         let mut dead = None;
@@ -167,8 +206,8 @@ impl Sessions {
             };
             match self.peers.liveness(owner).await {
                 Liveness::Alive => return Ok(SessionPlace::Elsewhere(owner)),
-                Liveness::Dead => dead = Some(owner),
-                Liveness::Unreachable => {
+                Liveness::Dead if !self.peers.may_return(owner) => dead = Some(owner),
+                Liveness::Dead | Liveness::Unreachable => {
                     let why = "the replica that has this conversation does not respond";
                     return Err(ActionError::unavailable(session.agent, Some(why)));
                 }
@@ -188,17 +227,18 @@ impl Sessions {
             return Ok(());
         }
         let known: Option<ReadRecord<SessionRecord>> = self.records.read(&key).await?;
+        // The process of another replica has the conversation. What this one has besides is not recorded.
+        let owner = known.as_ref().and_then(|known| known.record.owner);
+        if session.is_launched && owner.is_some_and(|owner| owner != self.peers.instance()) {
+            return Ok(());
+        }
         let is_current = match &known {
             Some(known) => known.record.context_id == context_id && !known.needs_refresh(),
             None => session.first_context_id() == context_id,
         };
         if is_current {
             if known.is_none() && is_unmapped && self.store.is_shared() {
-                let mut unmapped = self.unmapped();
-                if unmapped.len() >= MAX_UNMAPPED {
-                    unmapped.clear();
-                }
-                unmapped.insert(key);
+                self.unmapped().insert(key);
             }
             return Ok(());
         }
@@ -210,14 +250,14 @@ impl Sessions {
         self.records.update_with(&key, Assumption::Nothing, Durability::Deferrable, write).await
     }
 
-    fn unmapped(&self) -> std::sync::MutexGuard<'_, HashSet<RecordKey>> {
+    fn unmapped(&self) -> std::sync::MutexGuard<'_, Unmapped> {
         self.unmapped.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{alone, memory_store};
+    use super::super::tests::{FaultyStore, alone, memory_store};
     use super::*;
 
     #[tokio::test]
@@ -248,5 +288,36 @@ mod tests {
         one.set_context_id(of_alice, &context_id).await.unwrap();
         assert!(store.read(RecordKind::Session, &of_alice.key()).await.unwrap().is_none());
         assert_ne!(context(&one, SessionId { caller: &bob, ..session }).await, context_id);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_mapping_that_another_replica_makes_is_noticed() {
+        let store: Arc<dyn StateStore> = FaultyStore::shared();
+        let (one, other) = (Sessions::new(&store, &alone()), Sessions::new(&store, &alone()));
+        let (agent, caller): (Arc<str>, _) = ("weather".into(), Caller::default());
+        let session = SessionId { agent: &agent, caller: &caller, id: "s", is_launched: false };
+        one.set_context_id(session, "s").await.unwrap();
+        assert!(one.unmapped().contains(&session.key()));
+        other.set_context_id(session, "c-1").await.unwrap();
+        tokio::time::advance(UNMAPPED_TTL).await;
+        assert_eq!(one.place(session).await.unwrap(), SessionPlace::Here { context_id: "c-1".into() });
+    }
+
+    #[tokio::test]
+    async fn the_sessions_of_one_caller_do_not_displace_those_of_another() {
+        let store: Arc<dyn StateStore> = FaultyStore::shared();
+        let sessions = Sessions::new(&store, &alone());
+        let agent: Arc<str> = "weather".into();
+        let [alice, bob] = ["T/alice", "T/bob"].map(Caller::verified);
+        let use_session = async |caller, id: &str| {
+            let session = SessionId { agent: &agent, caller, id, is_launched: false };
+            sessions.set_context_id(session, &session.first_context_id()).await.unwrap();
+        };
+        use_session(&alice, "s").await;
+        for number in 0..10_001 {
+            use_session(&bob, &number.to_string()).await;
+        }
+        let session = SessionId { agent: &agent, caller: &alice, id: "s", is_launched: false };
+        assert!(sessions.unmapped().contains(&session.key()));
     }
 }

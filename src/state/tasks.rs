@@ -24,7 +24,7 @@ mod tests;
 mod turns;
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use futures_util::{Stream, TryStreamExt as _};
@@ -47,6 +47,7 @@ use crate::memory::OutOfMemory;
 use crate::reply::error::{ActionError, Code};
 use crate::reply::outcome::{FollowUp, Outcome, ReplyContent, ReplyStatus, TaskRef};
 use crate::reply::{self, Reply, for_storage};
+use crate::telemetry::log_limit::LogLimit;
 use crate::text;
 
 /// After this time, other replicas can find the task of a call, too.
@@ -303,6 +304,9 @@ pub(crate) struct Tasks {
     young: Mutex<VecDeque<(Instant, Arc<str>, String)>>,
 }
 
+/// For tasks that the store does not take.
+static UNSTORED: LazyLock<LogLimit> = LazyLock::new(LogLimit::default);
+
 type FindResult = Result<Option<TaskOutline>, ActionError>;
 
 /// What this process knows of a task.
@@ -417,6 +421,16 @@ impl Tasks {
     /// Whether this process knows a task that may not be in the store.
     pub(super) fn is_known_here(&self, key: &RecordKey) -> bool {
         matches!(self.get_local(&key.agent, &key.id), Some(LocalTask::Ended { .. } | LocalTask::Record(_)))
+    }
+
+    /// Whether this process knows that a task belongs to the caller of the key.
+    pub(super) fn is_of_caller(&self, key: &RecordKey) -> bool {
+        match self.get_local(&key.agent, &key.id) {
+            Some(LocalTask::Ended { caller, .. }) => caller == key.caller,
+            Some(LocalTask::Record(record)) => record.caller == key.caller,
+            Some(LocalTask::InStore(Some(task))) => task.caller == key.caller,
+            Some(LocalTask::InStore(None)) | None => false,
+        }
     }
 
     /// Finds a task that this process has seen. It reads the store only for tasks that this process put there, so
@@ -720,6 +734,14 @@ impl Tasks {
                 if self.needs_confirmation(observer) {
                     return Ok(RecordResult::TakenOver);
                 }
+                if error.info.code == Code::Busy
+                    && let Some(tasks) = UNSTORED.add(std::time::Instant::now())
+                {
+                    tracing::warn!(
+                        %agent, tasks, error = error.message,
+                        "tasks are not in JetStream, only in the memory of this bridge (logged once a minute)"
+                    );
+                }
                 // While the store is unavailable, this process keeps the record, and writes it later.
                 let local = local.or_else(|| self.last_written(agent, id).map(Arc::unwrap_or_clone));
                 let lifetime = new.lifetime(local.as_ref(), observer);
@@ -918,6 +940,10 @@ struct StoredTask<T = TaskRecord> {
 impl Record for StoredTask {
     fn allocated(&self) -> usize {
         reply::allocated(&self.task.reply)
+    }
+
+    fn caller(&self) -> Option<&Caller> {
+        Some(&self.task.caller)
     }
 }
 

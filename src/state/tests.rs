@@ -4,7 +4,7 @@ mod isolation;
 mod simulation;
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
@@ -17,7 +17,7 @@ use uuid::Uuid;
 use super::follow_ups::{Claim, ClaimResult, FollowUpState, FollowUps, OpenQuestion};
 use super::idempotency::{Idempotency, Reservation};
 use super::memory::MemoryStore;
-use super::peers::{InstanceId, Liveness, NoPeers, Peers};
+use super::peers::{Holder, InstanceId, Liveness, NoPeers, Peers};
 use super::quota::Quotas;
 use super::stats::StoreStats;
 use super::tasks::{Observer, RecordResult, TaskRecord, Tasks};
@@ -68,6 +68,13 @@ pub(crate) struct FaultyStore {
     pub is_down: AtomicBool,
     /// Counts the writes.
     pub writes: AtomicUsize,
+    pub scans: AtomicUsize,
+    /// The size of each bucket; 0 for no limit.
+    pub capacity: AtomicU64,
+    /// Whether writes are refused because the bucket is full.
+    pub is_full: AtomicBool,
+    /// Writes of this kind never end.
+    pub hangs: Mutex<Option<RecordKind>>,
     stats: StoreStats,
 }
 
@@ -81,6 +88,10 @@ impl FaultyStore {
             is_shared: AtomicBool::new(false),
             is_down: AtomicBool::new(false),
             writes: AtomicUsize::new(0),
+            scans: AtomicUsize::new(0),
+            capacity: AtomicU64::new(0),
+            is_full: AtomicBool::new(false),
+            hangs: Mutex::default(),
             stats: StoreStats::default(),
         })
     }
@@ -124,8 +135,15 @@ impl StateStore for FaultyStore {
     ) -> BoxFuture<'a, Result<Revision, WriteError>> {
         async move {
             self.writes.fetch_add(1, Relaxed);
+            let hangs = *self.hangs.lock().unwrap_or_else(PoisonError::into_inner);
+            if hangs == Some(kind) {
+                std::future::pending::<()>().await;
+            }
             if self.is_down.load(Relaxed) {
                 return Err(WriteError::Unavailable);
+            }
+            if self.is_full.load(Relaxed) {
+                return Err(WriteError::StoreFull);
             }
             // Requests over a network yield.
             tokio::task::yield_now().await;
@@ -157,10 +175,15 @@ impl StateStore for FaultyStore {
         kind: RecordKind,
         agent: Option<&'a Arc<str>>,
     ) -> BoxStream<'a, Result<StoredRecord, StoreUnavailable>> {
+        self.scans.fetch_add(1, Relaxed);
         match self.is_down.load(Relaxed) {
             true => stream::iter([Err(StoreUnavailable)]).boxed(),
             false => self.inner.scan(kind, agent),
         }
+    }
+
+    fn capacity(&self, _: RecordKind) -> Option<u64> {
+        Some(self.capacity.load(Relaxed)).filter(|bytes| *bytes > 0)
     }
 
     fn is_shared(&self) -> bool {
@@ -182,7 +205,7 @@ pub(super) fn memory_store() -> Arc<dyn StateStore> {
 }
 
 /// A process without other replicas, for the tests of every module here.
-pub(super) fn alone() -> Arc<dyn Peers> {
+pub(crate) fn alone() -> Arc<dyn Peers> {
     Arc::new(NoPeers(InstanceId::new_v4()))
 }
 
@@ -199,16 +222,24 @@ impl Peers for AllAlive {
         false
     }
 
+    fn others(&self) -> usize {
+        1
+    }
+
     fn liveness(&self, _: InstanceId) -> BoxFuture<'_, Liveness> {
         ready(Liveness::Alive).boxed()
+    }
+
+    fn may_return(&self, _: InstanceId) -> bool {
+        true
     }
 
     fn holds_claim(&self, _: InstanceId, _: Uuid) -> BoxFuture<'_, Option<bool>> {
         ready(Some(true)).boxed()
     }
 
-    fn find<'a>(&'a self, _: RecordKind, _: &'a RecordKey) -> BoxFuture<'a, Option<InstanceId>> {
-        ready(None).boxed()
+    fn find<'a>(&'a self, _: RecordKind, _: &'a RecordKey) -> BoxFuture<'a, Holder> {
+        ready(Holder::Nowhere).boxed()
     }
 
     fn record_changed(&self, _: InstanceId, _: RecordKind, _: &RecordKey) {}
@@ -225,7 +256,7 @@ pub(super) fn free(_: usize) -> Result<(), OutOfMemory> {
 }
 
 /// Quotas for the tests of every module here.
-pub(super) fn quotas() -> Arc<Quotas> {
+pub(crate) fn quotas() -> Arc<Quotas> {
     Quotas::new(512 << 20)
 }
 
@@ -244,7 +275,7 @@ async fn claimed(follow_ups: &FollowUps, agent: &Arc<str>, id: &str) -> Claim {
     }
 }
 
-pub(super) fn question() -> OpenQuestion {
+pub(crate) fn question() -> OpenQuestion {
     OpenQuestion {
         task_id: "t".into(),
         context_id: None,
@@ -351,7 +382,7 @@ fn outcome(state: &TaskState) -> Outcome {
     Outcome::new(ReplyStatus::from(state), ReplyContent::default(), task)
 }
 
-fn submitted(state: TaskState) -> TaskRecord {
+pub(crate) fn submitted(state: TaskState) -> TaskRecord {
     let outcome = Arc::new(outcome(&state));
     TaskRecord {
         state,

@@ -216,6 +216,13 @@ async fn what_belongs_to_one_caller_does_not_exist_for_another() {
             other.cancel_task(task).await.expect_error("not_found");
         }
     }
+    let refer = |user: &User, task: &str| {
+        user.call("echo", json!({"prompt": "x", "meta": {"reference_task_ids": [task]}}))
+    };
+    for other in [&others[0], &others[3]] {
+        refer(other, &ended).await.expect_error("not_found");
+    }
+    refer(&alice, &ended).await.expect("COMPLETED");
     alice.get_task(&ended).await.expect("COMPLETED");
     alice.get_task(&submitted).await.expect("WORKING");
     assert!(alice.cancel_task(&submitted).await.is("CANCELED"));

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use serde_json::{Value, json};
 
+use crate::support::caller::Call;
 use crate::support::eventually::eventually_within;
 use crate::support::mesh::Mesh;
 use crate::support::{DEADLINE, DemoAgent, Reply, attached, launched_at_any_port};
@@ -155,4 +156,72 @@ async fn the_task_of_an_expired_question_is_canceled_at_the_agent() {
     })
     .await;
     mesh.answer("demo", &asked.follow_up_id(), "PDF").await.expect_error("follow_up_expired");
+}
+
+/// Reduces the size of a bucket. Replicas that start later notice it.
+async fn shrink(mesh: &Mesh, kind: &str, max_bytes: u64) {
+    let api = async |operation: String, body: Value| -> Value {
+        let reply =
+            mesh.client.request(format!("$JS.API.{operation}"), body.to_string().into()).await.unwrap();
+        serde_json::from_slice(&reply.payload).unwrap()
+    };
+    let names = api("STREAM.NAMES".to_owned(), json!({})).await;
+    let names = names["streams"].as_array().unwrap().iter().map(|name| name.as_str().unwrap().to_owned());
+    let name = names.into_iter().find(|name| name.ends_with(kind)).unwrap();
+    let mut config = api(format!("STREAM.INFO.{name}"), json!({})).await["config"].take();
+    config["max_bytes"] = json!(max_bytes);
+    let updated = api(format!("STREAM.UPDATE.{name}"), config).await;
+    assert!(updated["error"].is_null(), "{updated}");
+}
+
+#[tokio::test]
+async fn a_tenant_that_takes_its_share_of_a_bucket_blocks_no_other_one_also_after_a_restart() {
+    let (_agent, mut mesh) = mesh(&[], 1).await;
+    shrink(&mesh, "_follow_ups", 64 << 10).await;
+    mesh.stop(0).await;
+    mesh.add().await;
+    let ask = async |mesh: &Mesh, caller: &str| {
+        let body = json!({"topic": "tides", "audience": "sailors"});
+        let subject = format!("{}.gw.action.demo.report", mesh.prefix);
+        Call::new(&mesh.client, subject, body).header("A2A-Caller", caller).await
+    };
+    let mut asked = 0;
+    let refused = loop {
+        let reply = ask(&mesh, "alice").await;
+        if !reply.is("INPUT_REQUIRED") {
+            break reply;
+        }
+        asked += 1;
+        assert!(asked < 500, "one tenant fills the bucket");
+    };
+    let refused = refused.expect_error("busy");
+    assert!(refused["message"].to_string().contains("JetStream bucket for open questions"), "{refused:?}");
+    assert!(asked > 10, "{asked}");
+    ask(&mesh, "bob").await.expect("INPUT_REQUIRED");
+    mesh.kill(1);
+    mesh.add().await;
+    ask(&mesh, "alice").await.expect_error("busy");
+    ask(&mesh, "bob").await.expect("INPUT_REQUIRED");
+}
+
+#[tokio::test]
+async fn a_full_bucket_is_named_in_the_log_and_in_the_reply() {
+    let (_agent, mut mesh) = mesh(&[], 1).await;
+    // Another program fills the bucket.
+    shrink(&mesh, "_tasks", 4 << 10).await;
+    let subject = format!("$KV.{}_tasks.other.x", mesh.prefix);
+    let filler = mesh.client.request(subject, "x".repeat(3900).into()).await.unwrap();
+    assert!(!String::from_utf8_lossy(&filler.payload).contains("error"), "{filler:?}");
+    mesh.stop(0).await;
+    let number = mesh.add().await;
+    let task = mesh.prompt("demo.slow", "20").mode("submit").await.expect("WORKING").task_id();
+    mesh.get_task("demo", &task).await.expect("WORKING");
+    let is_logged = || async {
+        let log = mesh.log(number);
+        (log.contains("_tasks")
+            && log.contains("is full and takes no new records")
+            && log.contains("only in the memory of this bridge"))
+        .then_some(())
+    };
+    eventually_within(DEADLINE, is_logged).await;
 }

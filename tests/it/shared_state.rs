@@ -144,6 +144,20 @@ async fn a_scan_reads_all_records_or_those_of_one_agent() {
 }
 
 #[tokio::test]
+async fn the_sizes_of_records_are_known_without_their_values() {
+    let server = NatsServer::with_jetstream().await;
+    let (one, other) = (replica(&server).await, replica(&server).await);
+    for (id, bytes) in [("small", 10), ("large", 50_000)] {
+        one.write("agent", id, 0, "x".repeat(bytes), HOUR).await.unwrap();
+    }
+    let mut sizes = other.sizes().await.unwrap();
+    sizes.sort();
+    let [(small, _), (large, expires_in)] = sizes[..] else { panic!("{sizes:?}") };
+    assert!(small < 500 && (50_000..50_500).contains(&large), "{sizes:?}");
+    assert!(expires_in <= HOUR && expires_in > HOUR / 2, "{sizes:?}");
+}
+
+#[tokio::test]
 async fn state_survives_a_restart_of_the_server() {
     let mut server = NatsServer::with_jetstream().await;
     let store = replica(&server).await;
@@ -182,7 +196,7 @@ async fn a_full_bucket_refuses_new_records_and_takes_smaller_ones_in_place_of_ot
             break;
         }
     }
-    assert_eq!(refused, Some(WriteError::Full));
+    assert_eq!(refused, Some(WriteError::StoreFull));
     store.write("agent", "first", first, "smaller", HOUR).await.unwrap();
     let too_large = "x".repeat(300 << 10);
     assert_eq!(store.write("agent", "large", 0, too_large, HOUR).await, Err(WriteError::Full));

@@ -1,6 +1,7 @@
 //! Actions of agents with deviations: refused conversations, late responses, ids made by the client.
 
 mod memory;
+mod replicas;
 mod retry;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -21,6 +22,7 @@ use crate::action::request::{CallOptions, FollowUpAnswer, Invocation, Meta, Repl
 use crate::config::AgentConfig;
 use crate::reply::Reply;
 use crate::secrets::Secrets;
+use crate::state::State;
 
 /// The actions of a fake agent that shows this card.
 pub(super) async fn actions(fake: &FakeAgent, card: &Value) -> Actions {
@@ -29,6 +31,11 @@ pub(super) async fn actions(fake: &FakeAgent, card: &Value) -> Actions {
 
 /// The same, with further lines in the agent's configuration.
 pub(super) async fn actions_with(lines: &str, fake: &FakeAgent, card: &Value) -> Actions {
+    actions_in(Arc::default(), lines, fake, card).await
+}
+
+/// The same, with the state of a replica.
+async fn actions_in(state: Arc<State>, lines: &str, fake: &FakeAgent, card: &Value) -> Actions {
     let (client, interface) = fake.client(lines, card).await;
     let live_agent = LiveAgent {
         client,
@@ -54,7 +61,7 @@ pub(super) async fn actions_with(lines: &str, fake: &FakeAgent, card: &Value) ->
         Arc::clone(&fake.memory),
         Arc::new(config),
         live,
-        Arc::default(),
+        state,
         updates,
         CallShutdown::default(),
         Secrets::default(),

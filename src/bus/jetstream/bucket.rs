@@ -3,6 +3,8 @@
 //! Every write has a time to live, and an expired key leaves no marker: with a marker, a write that expects the key to be
 //! absent would fail. The buckets have no maximum age, because it would end records whose time to live is longer.
 
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
 use serde::{Deserialize, Serialize};
 
 use super::api::{Api, ApiError, code};
@@ -10,6 +12,7 @@ use super::breaker::Breaker;
 use crate::bus::subject::Token;
 use crate::config::StateReplicas;
 use crate::state::{RecordKey, RecordKind};
+use crate::telemetry::log_limit::LogLimit;
 
 const MIB: i64 = 1 << 20;
 /// Where there is not enough storage for the buckets, they are smaller by this factor.
@@ -33,6 +36,10 @@ pub(crate) struct Bucket {
     pub(super) name: String,
     pub(super) breaker: Breaker,
     max_bytes: i64,
+    /// The limit of the bucket that was found; 0 if none was found, or if it has no limit.
+    capacity: AtomicU64,
+    /// For writes that the bucket refuses because it is full.
+    pub(super) refusals: LogLimit,
 }
 
 impl Bucket {
@@ -40,7 +47,17 @@ impl Bucket {
     pub(crate) fn new(subject_prefix: &str, kind: RecordKind) -> Self {
         let (kind, max_bytes) = kind_properties(kind);
         let name = format!("{}_{kind}", Token::new(subject_prefix));
-        Self { name, breaker: Breaker::default(), max_bytes }
+        let (capacity, refusals) = (AtomicU64::new(0), LogLimit::default());
+        Self { name, breaker: Breaker::default(), max_bytes, capacity, refusals }
+    }
+
+    /// How many bytes the bucket that was found takes.
+    pub(super) fn capacity(&self) -> Option<u64> {
+        Some(self.capacity.load(Relaxed)).filter(|bytes| *bytes > 0)
+    }
+
+    pub(super) fn found(&self, config: &StreamConfig) {
+        self.capacity.store(u64::try_from(config.max_bytes).unwrap_or(0), Relaxed);
     }
 
     pub(crate) fn stream(&self) -> String {

@@ -124,6 +124,7 @@ impl JetStreamStore {
             if !info.config.allow_msg_ttl {
                 return Err(JetStreamAbsence::BucketWithoutTtl(bucket.name.clone()));
             }
+            bucket.found(&info.config);
             let differences = bucket.differences(&info.config, self.replicas);
             if !differences.is_empty() && !self.is_detected() {
                 let differences = differences.join(", ");

@@ -62,6 +62,16 @@ impl SharedStore {
         self.0.write(RecordKind::Session, &key, expected, value.into(), lifetime, Durability::Confirmed).await
     }
 
+    /// The sizes of all sessions, as the ledger of a new process counts them.
+    ///
+    /// # Errors
+    ///
+    /// When the store is unavailable.
+    pub async fn sizes(&self) -> Result<Vec<(u64, Duration)>, StoreUnavailable> {
+        let sizes = self.0.sizes(RecordKind::Session);
+        sizes.map_ok(|(_, size)| (size.bytes, size.expires_in)).try_collect().await
+    }
+
     /// The value and the revision of a session.
     ///
     /// # Errors

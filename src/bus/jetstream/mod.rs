@@ -46,6 +46,7 @@ use self::bucket::Bucket;
 use self::outage::Outage;
 use self::scan::Scan;
 use crate::config::StateReplicas;
+use crate::state::ledger::{HolderId, Stored, holder};
 use crate::state::stats::{Operation, StoreStats};
 use crate::state::{
     ABSENT, Durability, Lifetime, RecordKey, RecordKind, Revision, StateStore, StoreUnavailable,
@@ -65,6 +66,16 @@ const MAX_TTL: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
 const EXPECTED_REVISION: &str = "Nats-Expected-Last-Subject-Sequence";
 const TTL: &str = "Nats-TTL";
+/// For whose quota a record counts.
+const HOLDER: &str = "A2A-Holder";
+
+/// A record to write.
+struct NewRecord<'a> {
+    subject: &'a str,
+    holder: HolderId,
+    value: Bytes,
+    ttl: Duration,
+}
 
 #[derive(Debug)]
 pub(crate) struct JetStreamStore {
@@ -174,21 +185,23 @@ impl JetStreamStore {
         }
     }
 
-    async fn put(&self, subject: &str, expected: Revision, value: Bytes, ttl: Duration) -> Written {
+    async fn put(&self, record: &NewRecord<'_>, expected: Revision) -> Written {
+        let NewRecord { subject, holder, value, ttl } = record;
         let mut headers = HeaderMap::new();
+        headers.insert(HOLDER, format!("{holder:032x}"));
         headers.insert(EXPECTED_REVISION, expected.to_string());
-        headers.insert(TTL, ttl_seconds(ttl).to_string());
-        Written(self.api.request(subject, Some(headers), value).await.map(|Confirmation { seq }| seq))
+        headers.insert(TTL, ttl_seconds(*ttl).to_string());
+        Written(self.api.request(subject, Some(headers), value.clone()).await.map(|Confirmation { seq }| seq))
     }
 
     /// Creates a record. If an operator has deleted it with a tool for key-value buckets, a marker is in its place.
-    async fn create(&self, bucket: &Bucket, subject: &str, value: Bytes, ttl: Duration) -> Written {
-        let created = self.put(subject, ABSENT, value.clone(), ttl).await;
+    async fn create(&self, bucket: &Bucket, record: &NewRecord<'_>) -> Written {
+        let created = self.put(record, ABSENT).await;
         if !created.is_conflict() {
             return created;
         }
-        match self.get(bucket, subject).await {
-            Ok(Some(message)) if message.is_marker() => self.put(subject, message.seq, value, ttl).await,
+        match self.get(bucket, record.subject).await {
+            Ok(Some(message)) if message.is_marker() => self.put(record, message.seq).await,
             _ => created,
         }
     }
@@ -232,17 +245,55 @@ impl StateStore for JetStreamStore {
             let passage = self.enter(kind).ok_or(WriteError::Unavailable)?;
             let (bucket, began) = (self.bucket(kind), Instant::now());
             let subject = bucket.subject(key);
+            let holder = holder(&key.agent, &key.caller);
+            let record = NewRecord { subject: &subject, holder, value, ttl: lifetime.ttl };
             let written = match expected {
-                ABSENT => self.create(bucket, &subject, value, lifetime.ttl).await,
-                _ => self.put(&subject, expected, value, lifetime.ttl).await,
+                ABSENT => self.create(bucket, &record).await,
+                _ => self.put(&record, expected).await,
             };
             self.finish(passage, Operation::Write, began, written.failure());
             if written.is_conflict() {
                 self.stats.conflicts.fetch_add(1, Relaxed);
             }
+            if written.is_full()
+                && let Some(refusals) = bucket.refusals.add(std::time::Instant::now())
+            {
+                tracing::warn!(
+                    bucket = bucket.name,
+                    refusals,
+                    "the bucket is full and takes no new records; `a2a-bridge state` shows what it holds, and \
+                     `nats stream edit` can raise its `max_bytes` (logged once a minute)"
+                );
+            }
             written.result()
         }
         .boxed()
+    }
+
+    fn capacity(&self, kind: RecordKind) -> Option<u64> {
+        self.bucket(kind).capacity()
+    }
+
+    fn sizes(&self, kind: RecordKind) -> BoxStream<'_, Result<(HolderId, Stored), StoreUnavailable>> {
+        let begin = async move {
+            let passage = self.enter(kind).ok_or(StoreUnavailable)?;
+            let began = Instant::now();
+            let scan = Scan::begin_sizes(&self.api, self.bucket(kind)).await;
+            self.finish(passage, Operation::Scan, began, scan.as_ref().err());
+            scan.map_err(|_| StoreUnavailable)
+        };
+        let sizes = begin.into_stream().flat_map(|scan| {
+            stream::unfold(Some(scan), |scan| async move {
+                match scan? {
+                    Err(error) => Some((Err(error), None)),
+                    Ok(mut scan) => match scan.next_size().await {
+                        Ok(size) => Some((Ok(size?), Some(Ok(scan)))),
+                        Err(_) => Some((Err(StoreUnavailable), None)),
+                    },
+                }
+            })
+        });
+        sizes.boxed()
     }
 
     fn scan<'a>(
@@ -305,13 +356,19 @@ impl Written {
         matches!(code, Some(code::WRONG_LAST_SEQUENCE | code::WRONG_LAST_SEQUENCE_IN_FLIGHT))
     }
 
-    fn is_full(&self) -> bool {
+    fn is_too_large(&self) -> bool {
         match &self.0 {
             Err(ApiError::TooLarge) => true,
+            Err(error) => error.code() == Some(code::MESSAGE_TOO_LARGE),
+            Ok(_) => false,
+        }
+    }
+
+    fn is_full(&self) -> bool {
+        match &self.0 {
             Err(ApiError::Refused { code, .. }) => matches!(
                 *code,
                 code::STORE_FAILED
-                    | code::MESSAGE_TOO_LARGE
                     | code::INSUFFICIENT_RESOURCES
                     | code::INSUFFICIENT_STORAGE
                     | code::INSUFFICIENT_MEMORY
@@ -323,7 +380,7 @@ impl Written {
 
     /// The error, unless the store has made a decision.
     fn failure(&self) -> Option<&ApiError> {
-        self.0.as_ref().err().filter(|_| !self.is_conflict() && !self.is_full())
+        self.0.as_ref().err().filter(|_| !self.is_conflict() && !self.is_full() && !self.is_too_large())
     }
 
     fn result(self) -> Result<Revision, WriteError> {
@@ -331,6 +388,9 @@ impl Written {
             return Err(WriteError::Conflict);
         }
         if self.is_full() {
+            return Err(WriteError::StoreFull);
+        }
+        if self.is_too_large() {
             return Err(WriteError::Full);
         }
         self.0.map_err(|error| match error {
@@ -403,7 +463,8 @@ mod tests {
         let refused = |code| Written(Err(ApiError::Refused { code, description: String::new() })).result();
         assert_eq!(refused(10071), Err(WriteError::Conflict));
         assert_eq!(refused(10164), Err(WriteError::Conflict));
-        assert_eq!(refused(10077), Err(WriteError::Full));
+        assert_eq!(refused(10077), Err(WriteError::StoreFull));
+        assert_eq!(refused(10054), Err(WriteError::Full));
         assert_eq!(refused(10008), Err(WriteError::Unavailable));
         let failed = |error| Written(Err(error)).result();
         let subject = String::new;

@@ -5,7 +5,7 @@
 
 use std::time::{Duration, SystemTime};
 
-use async_nats::{Message, StatusCode, Subscriber};
+use async_nats::{HeaderValue, Message, StatusCode, Subscriber};
 use bytes::Bytes;
 use futures_util::StreamExt as _;
 use serde::Deserialize;
@@ -13,14 +13,19 @@ use serde_json::json;
 
 use super::api::{Api, ApiError};
 use super::bucket::Bucket;
-use super::is_marker;
+use super::{HOLDER, TTL, is_marker};
 use crate::state::StoredRecord;
+use crate::state::ledger::{HolderId, Stored};
 
 /// Interval of the server's heartbeats, and how long the scan waits for a message.
 const HEARTBEAT: Duration = Duration::from_secs(2);
 const SILENCE: Duration = Duration::from_secs(5);
 /// How long the server keeps the consumer without a subscription.
 const INACTIVE_THRESHOLD: Duration = Duration::from_secs(5);
+/// The size of a message whose value is left out.
+const SIZE: &str = "Nats-Msg-Size";
+/// Bytes of a record in addition to its value and its subject.
+const OVERHEAD: u64 = 200;
 
 pub(super) struct Scan {
     messages: Subscriber,
@@ -39,6 +44,20 @@ struct ConsumerInfo {
 
 impl Scan {
     pub(super) async fn begin(api: &Api, bucket: &Bucket, agent: Option<&str>) -> Result<Self, ApiError> {
+        Self::start(api, bucket, agent, false).await
+    }
+
+    /// For [`Self::next_size`]: the server sends the headers of the records only.
+    pub(super) async fn begin_sizes(api: &Api, bucket: &Bucket) -> Result<Self, ApiError> {
+        Self::start(api, bucket, None, true).await
+    }
+
+    async fn start(
+        api: &Api,
+        bucket: &Bucket,
+        agent: Option<&str>,
+        headers_only: bool,
+    ) -> Result<Self, ApiError> {
         let (stream, filter) = (bucket.stream(), bucket.filter(agent));
         let client = api.client().clone();
         let inbox = client.new_inbox();
@@ -51,6 +70,7 @@ impl Scan {
             "deliver_policy": "last_per_subject", "ack_policy": "none", "replay_policy": "instant",
             "max_deliver": 1, "flow_control": true, "idle_heartbeat": nanos(HEARTBEAT),
             "inactive_threshold": nanos(INACTIVE_THRESHOLD), "num_replicas": 1, "mem_storage": true,
+            "headers_only": headers_only,
         }});
         let info: ConsumerInfo = api.call(&subject, Some(&config)).await?;
         Ok(Self { messages, client, delivered: 0, pending: info.num_pending, subject })
@@ -58,6 +78,36 @@ impl Scan {
 
     /// The next record; `None` at the end.
     pub(super) async fn next(&mut self) -> Result<Option<StoredRecord>, ApiError> {
+        while let Some((message, position)) = self.next_message().await? {
+            if !is_marker(&message.payload, message.headers.as_ref()) {
+                let value = Bytes::clone(&message.payload);
+                let (revision, written_at) = (position.revision, position.written_at);
+                return Ok(Some(StoredRecord { value, revision, written_at }));
+            }
+        }
+        Ok(None)
+    }
+
+    /// The size of the next record that says for whose quota it counts; `None` at the end.
+    pub(super) async fn next_size(&mut self) -> Result<Option<(HolderId, Stored)>, ApiError> {
+        while let Some((message, position)) = self.next_message().await? {
+            let size = message.headers.as_ref().and_then(|headers| {
+                let header = |name| headers.get(name).map(HeaderValue::as_str);
+                let holder = HolderId::from_str_radix(header(HOLDER)?, 16).ok()?;
+                let value: u64 = header(SIZE)?.parse().ok()?;
+                let ttl = Duration::from_secs(header(TTL)?.parse().ok()?);
+                let expires_in = ttl.saturating_sub(position.written_at.elapsed().unwrap_or_default());
+                let bytes = value + message.subject.len() as u64 + OVERHEAD;
+                Some((holder, Stored { bytes, expires_in }))
+            });
+            if size.is_some() {
+                return Ok(size);
+            }
+        }
+        Ok(None)
+    }
+
+    async fn next_message(&mut self) -> Result<Option<(Message, Position)>, ApiError> {
         while self.pending > 0 {
             let message = tokio::time::timeout(SILENCE, self.messages.next()).await;
             let Ok(Some(message)) = message else {
@@ -73,11 +123,7 @@ impl Scan {
                 return Err(self.broken());
             }
             (self.delivered, self.pending) = (position.delivered, position.pending);
-            if !is_marker(&message.payload, message.headers.as_ref()) {
-                let value = Bytes::clone(&message.payload);
-                let (revision, written_at) = (position.revision, position.written_at);
-                return Ok(Some(StoredRecord { value, revision, written_at }));
-            }
+            return Ok(Some((message, position)));
         }
         Ok(None)
     }

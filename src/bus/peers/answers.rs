@@ -143,9 +143,11 @@ impl NatsPeers {
     /// Answers `peers.<agent>`.
     fn answer_query(&self, agent: &Arc<str>, message: &Message) {
         let Some(reply) = message.reply.as_ref().filter(|reply| self.guard.allows(reply)) else { return };
-        let Ok(FindQuery { from, kind, id }) = serde_json::from_slice(&message.payload) else { return };
+        let Ok(FindQuery { from, kind, id, caller }) = serde_json::from_slice(&message.payload) else {
+            return;
+        };
         if from != self.instance {
-            let has = self.queries().has(kind.into(), &RecordKey::new(agent, id));
+            let has = self.queries().has(kind.into(), &RecordKey::new(agent, id).of_caller(&caller));
             self.send(reply.clone(), &FindAnswer { instance: self.instance, has });
         }
     }

@@ -154,7 +154,7 @@ impl ForwardableRequest {
         if let Err(error) = &self.memory {
             return Ok(Err((*error).into()));
         }
-        let Some(body) = self.body.clone() else { return Err(ForwardError::Unsupported) };
+        let Some(body) = self.body.clone() else { return Err(ForwardError::NotKept) };
         let forwarder = Arc::clone(&self.forwarder);
         let peers = &forwarder.peers;
         // Before the request is sent, so that no death is missed.

@@ -126,7 +126,7 @@ impl NatsPeers {
 
     /// Returns whether the replica is dead.
     fn no_responders(&self, instance: InstanceId) -> bool {
-        let death = self.lock_table().has_left(instance);
+        let death = self.lock_table().has_left(instance, Instant::now());
         self.publish_death(death);
         death.is_some()
     }

@@ -5,6 +5,7 @@ use std::borrow::Cow;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
+use crate::caller::Caller;
 use crate::state::RecordKind;
 use crate::state::peers::InstanceId;
 
@@ -51,6 +52,9 @@ pub(super) struct FindQuery<'a> {
     pub kind: Kind,
     #[serde(borrow)]
     pub id: Cow<'a, str>,
+    /// If it is verified, only a task of this caller counts.
+    #[serde(default, skip_serializing_if = "Caller::is_shared")]
+    pub caller: Caller,
 }
 
 #[derive(Debug, Serialize, Deserialize)]

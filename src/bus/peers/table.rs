@@ -12,7 +12,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::time::{Duration, Instant};
 
 use crate::bus::subject::Token;
-use crate::state::peers::{Death, InstanceId, Liveness};
+use crate::state::peers::{Death, InstanceId, Liveness, RETURN_GRACE};
 
 /// Replicas that are pinged. Each pings all others.
 const MAX_PEERS: usize = 256;
@@ -43,6 +43,24 @@ pub(super) enum Verdict {
 pub(super) struct PeerTable {
     peers: HashMap<InstanceId, Peer>,
     dead: RecentIds,
+}
+
+/// The replicas that serve an agent.
+#[derive(Debug, Default)]
+pub(super) struct Serving {
+    /// Those that have announced it.
+    pub certain: HashSet<InstanceId>,
+    /// Those of which it is not known.
+    pub possible: HashSet<InstanceId>,
+    /// Whether one that has announced it does not respond to pings.
+    pub has_silent: bool,
+}
+
+impl Serving {
+    /// Whether there is nobody to ask.
+    pub(super) fn is_empty(&self) -> bool {
+        self.certain.is_empty() && self.possible.is_empty()
+    }
 }
 
 #[derive(Debug, Default)]
@@ -132,18 +150,20 @@ impl PeerTable {
         let first = *peer.failures.first.get_or_insert(now);
         let is_silent =
             peer.failures.count >= MAX_FAILURES && now.saturating_duration_since(first) >= MIN_SILENCE;
-        is_silent.then(|| self.remove(instance)).flatten()
+        is_silent.then(|| self.remove(instance, now)).flatten()
     }
 
     /// A replica has no responders. If it has announced that it leaves, it has stopped.
-    pub(super) fn has_left(&mut self, instance: InstanceId) -> Option<Death> {
+    pub(super) fn has_left(&mut self, instance: InstanceId, now: Instant) -> Option<Death> {
         let is_leaving = self.peers.get(&instance)?.is_leaving;
-        is_leaving.then(|| self.remove(instance)).flatten()
+        is_leaving.then(|| self.remove(instance, now)).flatten()
     }
 
-    fn remove(&mut self, instance: InstanceId) -> Option<Death> {
-        let Peer { is_leaving, .. } = self.peers.remove(&instance)?;
-        self.dead.insert(instance);
+    fn remove(&mut self, instance: InstanceId, now: Instant) -> Option<Death> {
+        let Peer { is_leaving, last_seen, .. } = self.peers.remove(&instance)?;
+        // One that has never responded was gone before this process started.
+        let may_return = !is_leaving && last_seen.is_some();
+        self.dead.insert(instance, may_return.then(|| now + RETURN_GRACE));
         Some(Death { instance, is_orderly: is_leaving })
     }
 
@@ -159,13 +179,27 @@ impl PeerTable {
         self.peers.keys().copied().collect()
     }
 
-    /// How many others may serve an agent, as far as is known.
-    pub(super) fn serving(&self, agent: &Token) -> usize {
-        let serves = |peer: &&Peer| {
-            let has_agent = peer.agents.as_ref().is_none_or(|agents| agents.contains(agent));
-            has_agent && peer.last_seen.is_some() && peer.failures.count == 0
-        };
-        self.peers.values().filter(serves).count()
+    /// Who serves an agent, as far as is known.
+    pub(super) fn serving(&self, agent: &Token) -> Serving {
+        let mut serving = Serving::default();
+        for (id, peer) in self.peers.iter().filter(|(_, peer)| peer.last_seen.is_some()) {
+            match &peer.agents {
+                Some(agents) if !agents.contains(agent) => {}
+                Some(_) if peer.failures.count > 0 => serving.has_silent = true,
+                Some(_) => drop(serving.certain.insert(*id)),
+                None if peer.failures.count > 0 => {}
+                None => drop(serving.possible.insert(*id)),
+            }
+        }
+        serving
+    }
+
+    /// Whether a replica that does not respond may come back with what its process knows.
+    pub(super) fn may_return(&self, instance: InstanceId, now: Instant) -> bool {
+        match self.dead.ids.get(&instance) {
+            Some(may_return_until) => may_return_until.is_some_and(|until| now < until),
+            None => true,
+        }
     }
 
     /// How many others are alive or may be.
@@ -183,20 +217,20 @@ impl PeerTable {
     }
 }
 
-/// A set that forgets the oldest of too many ids.
+/// The dead replicas, and until when they may return. It forgets the oldest of too many.
 #[derive(Debug, Default)]
 struct RecentIds {
-    ids: HashSet<InstanceId>,
+    ids: HashMap<InstanceId, Option<Instant>>,
     order: VecDeque<InstanceId>,
 }
 
 impl RecentIds {
     fn contains(&self, id: &InstanceId) -> bool {
-        self.ids.contains(id)
+        self.ids.contains_key(id)
     }
 
-    fn insert(&mut self, id: InstanceId) {
-        if self.ids.insert(id) {
+    fn insert(&mut self, id: InstanceId, may_return_until: Option<Instant>) {
+        if self.ids.insert(id, may_return_until).is_none() {
             self.order.push_back(id);
         }
         if self.order.len() > MAX_DEAD
@@ -207,7 +241,7 @@ impl RecentIds {
     }
 
     fn remove(&mut self, id: &InstanceId) -> bool {
-        let was_there = self.ids.remove(id);
+        let was_there = self.ids.remove(id).is_some();
         if was_there {
             self.order.retain(|other| other != id);
         }
@@ -271,13 +305,29 @@ mod tests {
         let (mut table, now) = (PeerTable::default(), Instant::now());
         assert!(!table.leaves(id(1)), "not known");
         table.seen(id(1), now);
-        assert_eq!(table.has_left(id(1)), None, "it has not announced it");
+        assert_eq!(table.has_left(id(1), now), None, "it has not announced it");
         assert!(table.leaves(id(1)));
         assert!(!table.leaves(id(1)), "announced twice");
         // A response that was under way when it left.
         table.seen(id(1), now);
-        assert_eq!(table.has_left(id(1)), Some(Death { instance: id(1), is_orderly: true }));
-        assert_eq!(table.has_left(id(1)), None, "only once");
+        assert_eq!(table.has_left(id(1), now), Some(Death { instance: id(1), is_orderly: true }));
+        assert_eq!(table.has_left(id(1), now), None, "only once");
+    }
+
+    #[test]
+    fn a_replica_that_was_only_cut_off_may_return_for_a_minute() {
+        let (mut table, now) = (PeerTable::default(), Instant::now());
+        for number in [1, 2] {
+            table.seen(id(number), now);
+        }
+        let failures = [0, 1, 2].map(|period| table.ping_failed(id(1), now + period * PERIOD));
+        assert!(failures[2].is_some());
+        let dead = now + 2 * PERIOD;
+        assert!(table.may_return(id(1), dead + RETURN_GRACE - PERIOD));
+        assert!(!table.may_return(id(1), dead + RETURN_GRACE));
+        table.leaves(id(2));
+        table.has_left(id(2), now);
+        assert!(!table.may_return(id(2), now), "it has stopped");
     }
 
     #[test]
@@ -286,10 +336,11 @@ mod tests {
         assert_eq!(table.verdict(id(1), now), Verdict::Ask);
         table.unreachable(id(1), now);
         assert_eq!(table.instances(), [id(1)]);
-        assert_eq!((table.len(), table.serving(&Token::new("a"))), (0, 0), "it has never responded");
+        assert!(table.len() == 0 && table.serving(&Token::new("a")).is_empty(), "it has never responded");
         assert_eq!(table.ping_failed(id(1), now), None);
         assert_eq!(table.ping_failed(id(1), now + PERIOD), None);
         assert!(table.ping_failed(id(1), now + 2 * PERIOD).is_some());
+        assert!(!table.may_return(id(1), now + 2 * PERIOD), "it was gone before this process started");
     }
 
     #[test]
@@ -300,10 +351,16 @@ mod tests {
         }
         table.serves(id(1), Some([Token::new("a")].into()));
         table.serves(id(2), Some((0..=MAX_AGENTS).map(|n| Token::new(&n.to_string())).collect()));
-        assert_eq!(table.serving(&Token::new("a")), 3, "two of them may serve any agent");
-        assert_eq!(table.serving(&Token::new("b")), 2);
+        let serving = |table: &PeerTable, agent: &str| {
+            let Serving { certain, possible, has_silent } = table.serving(&Token::new(agent));
+            (certain.len(), possible.len(), has_silent)
+        };
+        assert_eq!(serving(&table, "a"), (1, 2, false), "two of them may serve any agent");
+        assert_eq!(serving(&table, "b"), (0, 2, false));
         table.ping_failed(id(3), now);
-        assert_eq!((table.serving(&Token::new("b")), table.len()), (1, 3));
+        assert_eq!((serving(&table, "b"), table.len()), ((0, 1, false), 3));
+        table.ping_failed(id(1), now);
+        assert_eq!((serving(&table, "a"), serving(&table, "b")), ((0, 1, true), (0, 1, false)));
     }
 
     #[test]
@@ -320,7 +377,7 @@ mod tests {
         assert!(!table.seen(id(1), now));
         let mut dead = RecentIds::default();
         for number in 0..2 * MAX_DEAD as u128 {
-            dead.insert(id(number));
+            dead.insert(id(number), None);
         }
         assert_eq!((dead.ids.len(), dead.order.len()), (MAX_DEAD, MAX_DEAD));
         assert!(dead.remove(&id(2 * MAX_DEAD as u128 - 1)) && !dead.contains(&id(1)));

@@ -50,7 +50,11 @@ struct Replica {
 
 impl Replica {
     async fn start(server: &NatsServer) -> Self {
-        let (client, tasks) = (server.connect().await, BackgroundTasks::default());
+        Self::start_with(server.connect().await).await
+    }
+
+    async fn start_with(client: Client) -> Self {
+        let tasks = BackgroundTasks::default();
         let guard = Arc::new(ReplyGuard::new(["_INBOX.>"], "a2a").unwrap());
         let context = ServiceContext::new(client.clone(), guard, tasks.tracker.clone()).await;
         let subjects = Subjects::new("a2a").unwrap();
@@ -152,7 +156,7 @@ async fn a_record_is_found_at_the_replica_that_holds_it() {
     let (one, two, three) =
         (Replica::start(&server).await, Replica::start(&server).await, Replica::start(&server).await);
     let agent: Arc<str> = "weather".into();
-    assert_eq!(one.peers.find(RecordKind::Task, &key("t")).await, None, "nobody serves the agent");
+    assert_eq!(one.peers.find(RecordKind::Task, &key("t")).await, Holder::Nowhere, "nobody serves the agent");
     let nonce = Uuid::new_v4();
     let held = vec![(RecordKind::Task, "t \u{1}\"é".to_owned())];
     let records = Arc::new(Records { held, nonce, ..Records::default() });
@@ -163,12 +167,12 @@ async fn a_record_is_found_at_the_replica_that_holds_it() {
     }
     let token = Token::new("weather");
     for replica in [&one, &three] {
-        wait_until(|| async { replica.peers.lock_table().serving(&token) == 2 }).await;
-        assert_eq!(replica.peers.find(RecordKind::Task, &key("t \u{1}\"é")).await, Some(two.id()));
-        assert_eq!(replica.peers.find(RecordKind::FollowUp, &key("t \u{1}\"é")).await, None);
-        assert_eq!(replica.peers.find(RecordKind::Task, &key("u")).await, None);
+        wait_until(|| async { replica.peers.lock_table().serving(&token).certain.len() == 2 }).await;
+        assert_eq!(replica.peers.find(RecordKind::Task, &key("t \u{1}\"é")).await, Holder::At(two.id()));
+        assert_eq!(replica.peers.find(RecordKind::FollowUp, &key("t \u{1}\"é")).await, Holder::Nowhere);
+        assert_eq!(replica.peers.find(RecordKind::Task, &key("u")).await, Holder::Nowhere);
         let long = "x".repeat(MAX_ID + 1);
-        assert_eq!(replica.peers.find(RecordKind::Task, &key(&long)).await, None);
+        assert_eq!(replica.peers.find(RecordKind::Task, &key(&long)).await, Holder::Nowhere);
     }
     assert_eq!(one.peers.holds_claim(two.id(), nonce).await, Some(true));
     assert_eq!(one.peers.holds_claim(two.id(), Uuid::nil()).await, Some(false));
@@ -177,7 +181,57 @@ async fn a_record_is_found_at_the_replica_that_holds_it() {
     wait_until(|| async { *records.changed.lock().unwrap() == [(RecordKind::Session, key("s"))] }).await;
     // Two no longer serves the agent.
     drop(services.remove(1));
-    wait_until(|| async { one.peers.find(RecordKind::Task, &key("t \u{1}\"é")).await.is_none() }).await;
+    let is_nowhere =
+        || async { one.peers.find(RecordKind::Task, &key("t \u{1}\"é")).await == Holder::Nowhere };
+    wait_until(is_nowhere).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_replica_that_does_not_answer_in_time_may_hold_the_record() {
+    let server = NatsServer::start().await;
+    let one = Replica::start(&server).await;
+    let (client, other) = (server.connect().await, Uuid::new_v4());
+    let agents = Some(vec!["weather".to_owned()]);
+    let announcement = to_bytes(&Announcement { agents, is_leaving: false });
+    let mut queries = client.subscribe(one.peers.subjects.peers(&Token::new("weather"))).await.unwrap();
+    client.publish(one.peers.subjects.peer(other, ANNOUNCE), announcement).await.unwrap();
+    one.until_it_knows(1).await;
+    let record = key("t");
+    // It is slow.
+    let (holder, ()) = tokio::join!(one.peers.find(RecordKind::Task, &record), async {
+        let query = queries.next().await.unwrap();
+        tokio::time::sleep(Duration::from_millis(400)).await;
+        let answer = to_bytes(&FindAnswer { instance: other, has: true });
+        client.publish(query.reply.unwrap(), answer).await.unwrap();
+    });
+    assert_eq!(holder, Holder::At(other));
+    assert_eq!(one.peers.find(RecordKind::Task, &record).await, Holder::Unknown);
+    // Someone else does not answer for it.
+    let (holder, ()) = tokio::join!(one.peers.find(RecordKind::Task, &record), async {
+        let query = queries.by_ref().skip(1).next().await.unwrap();
+        let answer = to_bytes(&FindAnswer { instance: Uuid::new_v4(), has: false });
+        client.publish(query.reply.unwrap(), answer).await.unwrap();
+    });
+    assert_eq!(holder, Holder::Unknown);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn replicas_answer_to_their_own_inboxes_whatever_callers_may_use() {
+    let server = NatsServer::start().await;
+    let connect = || async {
+        let options = async_nats::ConnectOptions::new().custom_inbox_prefix("private.bridge");
+        Replica::start_with(server.connect_with(options).await).await
+    };
+    let (one, two) = (connect().await, connect().await);
+    one.until_it_knows(1).await;
+    assert_eq!(one.peers.liveness(two.id()).await, Liveness::Alive);
+    assert_eq!(one.peers.holds_claim(two.id(), Uuid::nil()).await, Some(false));
+    let held = vec![(RecordKind::Task, "t".to_owned())];
+    two.peers.set_queries(Arc::new(Records { held, ..Records::default() }));
+    let _service = two.peers.serve(&"weather".into(), None).await.unwrap();
+    let token = Token::new("weather");
+    wait_until(|| async { one.peers.lock_table().serving(&token).certain.len() == 1 }).await;
+    assert_eq!(one.peers.find(RecordKind::Task, &key("t")).await, Holder::At(two.id()));
 }
 
 #[tokio::test(flavor = "multi_thread")]

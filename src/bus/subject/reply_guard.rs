@@ -63,6 +63,12 @@ impl ReplyGuard {
         Ok(Self { patterns, own: vec![prefix.into()] })
     }
 
+    /// Allows subjects below `prefix` as well.
+    pub(crate) fn and_below(mut self, prefix: &str) -> Self {
+        self.patterns.push(Pattern::Below(format!("{prefix}.").into()));
+        self
+    }
+
     /// Refuses subjects below `prefix` as well.
     pub fn and_not_below(mut self, prefix: &str) -> Self {
         self.own.push(prefix.into());

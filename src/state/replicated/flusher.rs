@@ -1,5 +1,6 @@
 //! Writes deferred records to the shared store.
 
+use std::sync::LazyLock;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
@@ -10,6 +11,7 @@ use futures_util::future::join_all;
 use super::{ReplicatedStore, Row};
 use crate::state::clock::wall_time;
 use crate::state::{ABSENT, Durability, Lifetime, RecordKey, RecordKind, Revision, StoredRecord, WriteError};
+use crate::telemetry::log_limit::LogLimit;
 
 /// Writes at the same time.
 const CONCURRENT: usize = 32;
@@ -17,6 +19,11 @@ const CONCURRENT: usize = 32;
 const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 /// The same when the bridge stops.
 const STOP_RETRY_INTERVAL: Duration = Duration::from_millis(50);
+
+/// How soon the sizes of the records in the shared store are read again if that has failed, and how often.
+const LOAD_RETRY: (Duration, usize) = (Duration::from_secs(5), 24);
+/// For records that the shared store does not take.
+static UNSTORED: LazyLock<LogLimit> = LazyLock::new(LogLimit::default);
 
 /// What became of a write of a deferred record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -131,6 +138,20 @@ impl Drop for InFlight<'_> {
 impl ReplicatedStore {
     /// Writes deferred records whenever the shared store is available. One task runs this.
     pub(crate) async fn flush_continuously(&self) {
+        tokio::join!(self.flush_whenever_possible(), self.load_usage_at_start());
+    }
+
+    async fn load_usage_at_start(&self) {
+        let (pause, attempts) = LOAD_RETRY;
+        for _ in 0..attempts {
+            if self.shared.is_shared() && self.shared.is_available() && self.load_usage().await.is_ok() {
+                return;
+            }
+            tokio::time::sleep(pause).await;
+        }
+    }
+
+    async fn flush_whenever_possible(&self) {
         loop {
             let woken = self.wake.notified();
             if self.has_work() {
@@ -204,7 +225,13 @@ impl ReplicatedStore {
                 tracing::debug!(agent = %key.agent, ?kind, "another replica has taken over a record");
                 false
             }
-            Landing::Failed(WriteError::Full) => {
+            Landing::Failed(WriteError::Full | WriteError::StoreFull) => {
+                if let Some(records) = UNSTORED.add(std::time::Instant::now()) {
+                    tracing::warn!(
+                        agent = %key.agent, ?kind, records,
+                        "JetStream does not take records; they are only in the memory of this bridge (logged once a minute)"
+                    );
+                }
                 // The record stays in this process. The room in the shared store does not depend on it.
                 let mut deferred = self.deferred();
                 deferred.remove(kind, &key);

@@ -35,7 +35,8 @@ use tokio::sync::Notify;
 use self::deferred::{DeferredWrite, DeferredWrites};
 use self::flusher::{InFlight, Landing};
 use super::clock::{Instant, wall_time};
-use super::quota::Quotas;
+use super::ledger::{self, Ledger, Stored, stored_size};
+use super::quota::{Quotas, SMALL_ENTRY};
 use super::record_tables::RecordTables;
 use super::stats::StoreStats;
 use super::table::{Entry, Full, Removed};
@@ -44,11 +45,14 @@ use super::{
     StoredRecord, WriteError,
 };
 use crate::a2a::model::ALLOCATION_OVERHEAD;
+use crate::caller::Caller;
 
 /// Marks the revision of a record that is not in the shared store.
 const LOCAL: Revision = 1 << 63;
 /// A copy that was not checked for this long is read again from the shared store.
 const COPY_MAX_AGE: Duration = Duration::from_secs(30);
+/// Records of a kind whose size is read at the start.
+const MAX_LOADED: usize = 1_000_000;
 /// How long a write waits for another write of the same record that is under way in the background.
 const IN_FLIGHT_TIMEOUT: Duration = Duration::from_secs(3);
 
@@ -67,6 +71,8 @@ pub(crate) struct ReplicatedStore {
     landed: Notify,
     /// Whether rows may have to move to the shared store.
     has_local_rows: AtomicBool,
+    /// What callers have taken of the shared store.
+    ledger: Ledger,
 }
 
 /// What this process holds of a record.
@@ -105,6 +111,7 @@ impl ReplicatedStore {
             wake,
             landed: Notify::new(),
             has_local_rows: AtomicBool::new(false),
+            ledger: Ledger::new(),
         }
     }
 
@@ -246,7 +253,7 @@ impl ReplicatedStore {
                 }
                 reservation.defer(write).ok_or(error)
             }
-            WriteError::Unavailable | WriteError::Full => {
+            WriteError::Unavailable | WriteError::Full | WriteError::ShareUsed | WriteError::StoreFull => {
                 reservation.restore();
                 Err(error)
             }
@@ -553,9 +560,43 @@ impl StateStore for ReplicatedStore {
             if !self.shared.is_shared() {
                 return self.write_locally(kind, key, expected, value, lifetime);
             }
-            self.write_shared(kind, key, expected, value, lifetime, durability).await
+            let holder = ledger::holder(&key.agent, &key.caller);
+            let bytes = stored_size(key, value.len());
+            if expected == ABSENT
+                && let Some(capacity) = self.shared.capacity(kind)
+                && !self.ledger.admits(kind, holder, bytes, capacity)
+            {
+                // A record that exists needs no room.
+                return match self.read(kind, key).await {
+                    Ok(Some(_)) => Err(WriteError::Conflict),
+                    _ => Err(WriteError::ShareUsed),
+                };
+            }
+            let replaced = self.replaced(kind, key);
+            let written = self.write_shared(kind, key, expected, value, lifetime, durability).await;
+            // Otherwise nothing is known of the record that was replaced, which counts already.
+            if written.is_ok() && (expected == ABSENT || replaced.is_some()) {
+                self.ledger.add(kind, holder, replaced, Stored { bytes, expires_in: lifetime.ttl });
+            }
+            written
         }
         .boxed()
+    }
+
+    fn used_up(&self, agent: &str, caller: &Caller) -> Option<RecordKind> {
+        if !self.ledger.is_tight() || !self.shared.is_shared() {
+            return None;
+        }
+        let holder = ledger::holder(agent, caller);
+        let bytes = SMALL_ENTRY as u64;
+        [RecordKind::FollowUp, RecordKind::Task].into_iter().find(|kind| {
+            let capacity = self.shared.capacity(*kind);
+            capacity.is_some_and(|capacity| !self.ledger.admits(*kind, holder, bytes, capacity))
+        })
+    }
+
+    fn share_among(&self, replicas: usize) {
+        self.ledger.share_among(replicas);
     }
 
     fn scan<'a>(
@@ -622,6 +663,7 @@ impl StateStore for ReplicatedStore {
     }
 
     fn sweep(&self) -> BoxFuture<'_, ()> {
+        self.ledger.sweep();
         self.rows.sweep().boxed()
     }
 }
@@ -643,6 +685,32 @@ impl ReplicatedStore {
             },
             _ => {}
         });
+    }
+
+    /// What the shared store has, or soon has, of a record that this process holds.
+    fn replaced(&self, kind: RecordKind, key: &RecordKey) -> Option<Stored> {
+        self.change_row(kind, key, |entry| match (entry.value(), entry.lifetime()) {
+            (Some(Row::Copy { record, .. } | Row::Local { record, .. }), Some(lifetime)) => {
+                Some(Stored { bytes: stored_size(key, record.value.len()), expires_in: lifetime.ttl })
+            }
+            _ => None,
+        })
+    }
+
+    /// Adds this replica's part of what the shared store already has to what callers have taken. Otherwise they could take
+    /// their share again after a restart.
+    pub(crate) async fn load_usage(&self) -> Result<(), StoreUnavailable> {
+        let replicas = self.ledger.replicas() as u64;
+        for kind in RecordKind::ALL {
+            let mut sizes = self.shared.sizes(kind).take(MAX_LOADED);
+            while let Some(size) = sizes.next().await {
+                tokio::task::coop::consume_budget().await;
+                let (holder, Stored { bytes, expires_in }) = size?;
+                let part = Stored { bytes: bytes / replicas, expires_in };
+                self.ledger.add(kind, holder, None, part);
+            }
+        }
+        Ok(())
     }
 
     /// Deferred writes, and the records of rows that match, with their keys.

@@ -4,8 +4,13 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use rstest::rstest;
 
-use super::super::tests::{Fault, FaultyStore, quotas};
+use super::super::sessions::SessionId;
+use super::super::tasks::Observer;
+use super::super::tests::{Fault, FaultyStore, alone, quotas, submitted};
 use super::*;
+use crate::a2a::model::TaskState;
+use crate::reply::error::Code;
+use crate::state::State;
 
 const KIND: RecordKind = RecordKind::FollowUp;
 const HOUR: Lifetime = Lifetime { ttl: Duration::from_secs(3600), protected_for: Duration::ZERO };
@@ -325,7 +330,7 @@ async fn claim(store: &ReplicatedStore, name: &str) -> bool {
         match claimed {
             Ok(_) => return true,
             Err(WriteError::Conflict | WriteError::Unknown) => {}
-            Err(WriteError::Unavailable | WriteError::Full) => return false,
+            Err(_) => return false,
         }
     }
     false
@@ -378,4 +383,73 @@ async fn in_random_schedules_with_faults_at_most_one_claim_wins() {
             assert_eq!(content(&*shared).await, *winner, "seed {seed}");
         }
     }
+}
+
+/// Writes records of 500 bytes that this process may evict at once, until one is refused.
+async fn fill(store: &ReplicatedStore, agent: &str, caller: &Caller) -> (usize, Option<WriteError>) {
+    for number in 0..1000 {
+        let key = RecordKey::new(&agent.into(), format!("{caller}-{number}")).of_caller(caller);
+        let value = value(&key.id, &"x".repeat(500));
+        let written = store.write(KIND, &key, ABSENT, value, HOUR, Durability::Deferrable).await;
+        store.drop_row(KIND, &key);
+        if let Err(error) = written {
+            return (number, Some(error));
+        }
+    }
+    (1000, None)
+}
+
+#[tokio::test]
+async fn a_caller_takes_only_its_share_of_a_bucket_whatever_is_evicted_from_memory() {
+    let shared = FaultyStore::shared();
+    shared.capacity.store(256 << 10, Relaxed);
+    let store = replica(&shared);
+    let [alice, bob] = ["T/alice", "T/bob"].map(Caller::verified);
+    let (of_alice, refused) = fill(&store, "agent", &alice).await;
+    assert_eq!(refused, Some(WriteError::ShareUsed));
+    assert!((100..200).contains(&of_alice), "{of_alice}");
+    assert_eq!(fill(&store, "other", &alice).await.0, 0, "at other agents, too");
+    // The next call is refused before the agent runs.
+    assert_eq!(store.used_up("agent", &alice), Some(KIND));
+    assert_eq!((store.used_up("agent", &bob), store.used_up("agent", &Caller::default())), (None, None));
+    assert!(fill(&store, "agent", &bob).await.0 > 50);
+    assert!(fill(&store, "agent", &Caller::default()).await.0 > 20);
+    assert!(fill(&store, "other", &Caller::default()).await.0 > 10, "agents do not block each other");
+    // A record that exists is still written, and found.
+    let first = RecordKey::new(&"agent".into(), "T/alice-0").of_caller(&alice);
+    let again = value("T/alice-0", "again");
+    let conflict = store.write(KIND, &first, ABSENT, again.clone(), HOUR, Durability::Confirmed).await;
+    assert_eq!(conflict, Err(WriteError::Conflict));
+    let revision = store.read(KIND, &first).await.unwrap().unwrap().revision;
+    store.write(KIND, &first, revision, again, HOUR, Durability::Confirmed).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_refusal_says_what_is_full() {
+    let shared = FaultyStore::shared();
+    let store = replica(&shared);
+    let state = State::new(&(store as Arc<dyn StateStore>), &quotas(), &alone());
+    let agent: Arc<str> = "agent".into();
+    let caller = Caller::verified("T/alice");
+    let place = async |id: &str| {
+        let session = SessionId { agent: &agent, caller: &caller, id, is_launched: true };
+        state.sessions.place(session).await
+    };
+    place("first").await.unwrap();
+    for (is_full, capacity, text) in [
+        (true, 0, "bucket for sessions is full"),
+        (false, 100, "its share of the JetStream bucket for sessions"),
+    ] {
+        shared.is_full.store(is_full, Relaxed);
+        shared.capacity.store(capacity, Relaxed);
+        let refused = place("second").await.unwrap_err();
+        assert_eq!((refused.info.code, refused.info.retryable), (Code::Busy, true));
+        assert!(refused.message.contains(text) && !refused.message.contains("limits.memory"), "{refused:?}");
+        place("first").await.unwrap();
+    }
+    // A submitted task is followed in memory.
+    shared.is_full.store(true, Relaxed);
+    let began = Observer { began: wall_time(), is_lookup: false, takes_ownership: true };
+    state.tasks.record(&agent, "t", submitted(TaskState::Working), began).await.unwrap();
+    assert!(state.tasks.find(&agent, "t").await.unwrap().is_some());
 }

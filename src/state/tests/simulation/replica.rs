@@ -19,7 +19,7 @@ use super::super::super::clock::wall_time;
 use super::super::super::follow_ups::{
     AdoptedQuestion, Claim, ClaimResult, FollowUpState, NewFollowUp, OpenQuestion, expired,
 };
-use super::super::super::peers::{InstanceId, Liveness, Peers};
+use super::super::super::peers::{Holder, InstanceId, Liveness, Peers};
 use super::super::super::quota::Quotas;
 use super::super::super::replicated::ReplicatedStore;
 use super::super::super::tasks::{Observer, RecordResult, TaskOutline, TaskRecord};
@@ -523,7 +523,7 @@ impl Replica {
                 Ok(record) => record,
                 Err(error) => {
                     let key = RecordKey::new(&self.agent, id.as_str());
-                    let Some(holder) = self.state.peers.find(RecordKind::Task, &key).await else {
+                    let Holder::At(holder) = self.state.peers.find(RecordKind::Task, &key).await else {
                         return Err(error);
                     };
                     if is_forwarded {

@@ -11,7 +11,7 @@ use futures_util::stream::{self, BoxStream, StreamExt as _};
 use tokio::sync::oneshot;
 
 use super::super::super::clock::{Instant, wall_time};
-use super::super::super::peers::{InstanceId, Liveness, PeerQueries as _, Peers};
+use super::super::super::peers::{Holder, InstanceId, Liveness, PeerQueries as _, Peers};
 use super::super::super::{
     ABSENT, Durability, Lifetime, RecordKey, RecordKind, Revision, StateStore, StoreUnavailable,
     StoredRecord, WriteError,
@@ -303,12 +303,20 @@ impl Peers for SimulatedPeers {
             .all(|(_, instance)| self.world.liveness(self.replica, *instance) == Liveness::Dead)
     }
 
+    fn others(&self) -> usize {
+        self.others().len()
+    }
+
     fn liveness(&self, instance: InstanceId) -> BoxFuture<'_, Liveness> {
         async move {
             self.world.latency().await;
             self.world.liveness(self.replica, instance)
         }
         .boxed()
+    }
+
+    fn may_return(&self, instance: InstanceId) -> bool {
+        self.world.liveness(self.replica, instance) != Liveness::Dead
     }
 
     fn holds_claim(&self, instance: InstanceId, nonce: Uuid) -> BoxFuture<'_, Option<bool>> {
@@ -326,15 +334,15 @@ impl Peers for SimulatedPeers {
         .boxed()
     }
 
-    fn find<'a>(&'a self, kind: RecordKind, key: &'a RecordKey) -> BoxFuture<'a, Option<InstanceId>> {
+    fn find<'a>(&'a self, kind: RecordKind, key: &'a RecordKey) -> BoxFuture<'a, Holder> {
         async move {
             self.world.latency().await;
-            let mut found = None;
+            let mut found = Holder::Nowhere;
             for (replica, instance) in self.others() {
                 if self.can_reach(replica)
                     && self.world.state(replica).is_some_and(|state| state.has(kind, key))
                 {
-                    found = Some(instance);
+                    found = Holder::At(instance);
                 }
             }
             self.world.latency().await;
