@@ -402,12 +402,28 @@ impl Actions {
         if options.mode == ReplyMode::Submit && self.hands_tasks_over() {
             return error;
         }
+        let _turn = self.state.tasks.turn(&self.agent, id).await;
         let marked = self.state.tasks.mark_untracked(&self.agent, id, &error).await;
         if let Some(revision) = marked.or(unpublished) {
             let (caller, memory) = (options.caller.clone(), &options.reply_memory);
             self.publish(id, Err(error.clone()), revision, caller, memory).await;
         }
         error
+    }
+
+    /// Writes the changes of tasks that the store has not confirmed, and publishes them.
+    pub(crate) async fn write_late(&self) {
+        let (tasks, memory) = (&self.state.tasks, ReplyMemory::default());
+        for id in tasks.unconfirmed(&self.agent) {
+            let _turn = tasks.turn(&self.agent, &id).await;
+            let Some(late) = tasks.write_late(&self.agent, &id).await else { continue };
+            if let Some((revision, reply)) = late.update {
+                self.publish(&id, reply, revision, late.caller, &memory).await;
+            }
+            if let Some(obsolete) = late.obsolete {
+                self.state.expire_unless_named(&self.agent, &id, &obsolete).await;
+            }
+        }
     }
 
     /// Whether this replica stops, and others adopt the submitted tasks. They stay as they are.

@@ -6,7 +6,7 @@ use uuid::Uuid;
 
 use super::actions::Actions;
 use super::progress::NoProgress;
-use super::request::{CallOptions, MessageContent, ReplyMode};
+use super::request::{CallOptions, MessageContent, ReplyMemory, ReplyMode};
 use super::run::{CallRun, GET_TASK_TIMEOUT, Polled, Purpose, RunInput, known_task_error};
 use crate::a2a::model::TaskState;
 use crate::reply::error::{ActionError, Code};
@@ -27,22 +27,10 @@ struct Untracked {
 impl Actions {
     /// Adopts the task of a replica that is gone, and follows it to its end. Of several replicas, one does it.
     pub(crate) async fn adopt_task(&self, task_id: &str, outline: &TaskOutline, from: InstanceId) {
-        let record = match self.state.tasks.adopt(&self.agent, task_id, from).await {
-            Ok(Some(record)) => record,
-            Ok(None) => return,
-            Err(error) => {
-                tracing::debug!(agent = %self.agent, task_id, error = error.message, "cannot adopt a task; trying again later");
-                return;
-            }
-        };
+        let Some(record) = self.become_owner(task_id, from).await else { return };
         tracing::debug!(agent = %self.agent, task_id, %from, "adopted a task");
         let options =
             CallOptions { mode: ReplyMode::Submit, caller: record.caller.clone(), ..CallOptions::default() };
-        if record.is_submitted {
-            // The replica may have died before it published the last change.
-            let (caller, memory) = (record.caller.clone(), &options.reply_memory);
-            self.publish(task_id, record.reply.clone(), record.revision, caller, memory).await;
-        }
         if record.state.is_final() || record.reply.is_err() {
             return;
         }
@@ -60,6 +48,34 @@ impl Actions {
             let Untracked { error, unpublished } = *untracked;
             let error = self.record_untracked(error, &options, unpublished).await;
             tracing::debug!(agent = %self.agent, task_id, code = error.info.code.name(), "an adopted task is no longer tracked");
+        }
+    }
+
+    /// Makes this replica the owner of a task, and publishes its last change again, because the replica that is gone may
+    /// not have published it. Tries until the store has decided, or the bridge stops.
+    async fn become_owner(&self, task_id: &str, from: InstanceId) -> Option<TaskRecord> {
+        let (nonce, (mut pause, max_pause)) = (Uuid::new_v4(), RETRY);
+        loop {
+            let turn = self.state.tasks.turn(&self.agent, task_id).await;
+            match self.state.tasks.adopt(&self.agent, task_id, from, nonce).await {
+                Ok(Some(record)) => {
+                    if record.is_submitted {
+                        let (caller, memory) = (record.caller.clone(), ReplyMemory::default());
+                        self.publish(task_id, record.reply.clone(), record.revision, caller, &memory).await;
+                    }
+                    return Some(record);
+                }
+                Ok(None) => return None,
+                Err(error) => {
+                    tracing::debug!(agent = %self.agent, task_id, error = error.message, "cannot adopt a task yet");
+                }
+            }
+            drop(turn);
+            tokio::select! {
+                () = tokio::time::sleep(pause) => {}
+                () = self.call_shutdown.begun.cancelled() => return None,
+            }
+            pause = (pause * 2).min(max_pause);
         }
     }
 

@@ -2,6 +2,7 @@
 //!
 //! - A question that is not answered in time expires, and its task is canceled at the agent.
 //! - When a replica is gone, one of the others adopts each of its open tasks and follows it.
+//! - A change of a task that the store did not confirm is written and published when the store responds.
 
 use std::collections::HashSet;
 use std::sync::{Arc, Weak};
@@ -18,6 +19,8 @@ use crate::state::tasks::TaskOutline;
 
 /// How often expired questions are looked for.
 const EXPIRY_INTERVAL: Duration = Duration::from_millis(500);
+/// How often changes are written that the store has not confirmed.
+const LATE_WRITE_INTERVAL: Duration = Duration::from_millis(500);
 /// How often the store is searched for tasks of replicas that are gone, besides when one is noticed to be gone.
 const SCAN_INTERVAL: Duration = Duration::from_secs(30);
 /// Only a process of its replica knows the task of a launched agent, and that replica may only have lost its
@@ -33,7 +36,22 @@ const MAX_ADOPTED: usize = 10_000;
 const CANCELS_AT_A_TIME: usize = 16;
 
 /// Runs until the dispatcher is dropped or `deaths` ends.
-pub(crate) async fn run(dispatcher: Weak<Dispatcher>, mut deaths: broadcast::Receiver<Death>) {
+pub(crate) async fn run(dispatcher: Weak<Dispatcher>, deaths: broadcast::Receiver<Death>) {
+    tokio::select! {
+        () = write_late(dispatcher.clone()) => {}
+        () = expire_and_adopt(dispatcher, deaths) => {}
+    }
+}
+
+async fn write_late(dispatcher: Weak<Dispatcher>) {
+    loop {
+        tokio::time::sleep(LATE_WRITE_INTERVAL).await;
+        let Some(dispatcher) = dispatcher.upgrade() else { return };
+        dispatcher.actions.write_late().await;
+    }
+}
+
+async fn expire_and_adopt(dispatcher: Weak<Dispatcher>, mut deaths: broadcast::Receiver<Death>) {
     let mut expiry = tokio::time::interval(EXPIRY_INTERVAL);
     let mut scan = tokio::time::interval(SCAN_INTERVAL);
     for interval in [&mut expiry, &mut scan] {

@@ -586,6 +586,11 @@ pub(crate) struct ClaimSender {
 }
 
 impl ClaimSender {
+    /// The follow-up id.
+    pub(crate) fn id(&self) -> Option<Uuid> {
+        Uuid::try_parse(&self.key.id).ok()
+    }
+
     /// The answer is about to be sent. An error means that nothing may be sent: the store is unavailable, or another
     /// replica considered this one dead and has taken the claim.
     pub(crate) async fn mark_sending(&self) -> Result<(), ActionError> {

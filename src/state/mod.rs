@@ -286,6 +286,17 @@ impl State {
         self.tasks.share_long_running().await;
     }
 
+    /// Expires a question whose record of the task was not written, unless the task names it all the same. Best effort:
+    /// an answer checks what the task names, too.
+    pub(crate) async fn expire_unless_named(&self, agent: &Arc<str>, task_id: &str, id: &Uuid) {
+        if let Ok(task) = self.tasks.find_current(agent, task_id).await {
+            let named = task.filter(|task| !task.state.is_final()).and_then(|task| task.follow_up);
+            if named.is_none_or(|named| named.id != *id) {
+                let _ = self.follow_ups.expire(agent, id).await;
+            }
+        }
+    }
+
     pub(crate) fn store(&self) -> &dyn StateStore {
         &*self.store
     }

@@ -20,7 +20,7 @@ use super::memory::MemoryStore;
 use super::peers::{InstanceId, Liveness, NoPeers, Peers};
 use super::quota::Quotas;
 use super::stats::StoreStats;
-use super::tasks::{Observer, RecordResult, TaskRecord, Tasks};
+use super::tasks::{Observer, RecordResult, Takeover, TaskRecord, Tasks};
 use super::{
     Durability, Lifetime, RecordKey, RecordKind, Revision, StateStore, StoreUnavailable, StoredRecord,
     WriteError,
@@ -317,7 +317,7 @@ async fn a_change_of_a_task_is_reported_once_when_its_write_is_not_confirmed(
     let store = FaultyStore::new(&[]);
     let tasks = Tasks::new(&as_store(&store), &quotas(), &alone());
     let (agent, began): (Arc<str>, _) =
-        ("a".into(), Observer { began: SystemTime::now(), is_lookup: false, takes_ownership: true });
+        ("a".into(), Observer { began: SystemTime::now(), is_lookup: false, takeover: Takeover::New });
     tasks.record(&agent, "t", submitted(TaskState::Working), began).await.unwrap();
     store.faults.lock().unwrap().push_back(fault);
     let recorded = tasks.record(&agent, "t", submitted(TaskState::Completed), began).await.unwrap();
@@ -339,7 +339,7 @@ async fn a_task_is_kept_locally_while_the_store_is_unavailable() {
             &agent,
             "t",
             submitted(TaskState::Working),
-            Observer { began: SystemTime::now(), is_lookup: false, takes_ownership: true },
+            Observer { began: SystemTime::now(), is_lookup: false, takeover: Takeover::New },
         )
         .await
         .unwrap();

@@ -22,7 +22,7 @@ use super::super::super::follow_ups::{
 use super::super::super::peers::{InstanceId, Liveness, Peers};
 use super::super::super::quota::Quotas;
 use super::super::super::replicated::ReplicatedStore;
-use super::super::super::tasks::{Observer, RecordResult, TaskOutline, TaskRecord};
+use super::super::super::tasks::{Observer, RecordResult, Takeover, TaskOutline, TaskRecord};
 use super::super::super::{RecordKey, RecordKind, StateStore};
 use super::super::free;
 use super::agent::{Seen, SendError};
@@ -61,13 +61,25 @@ pub(super) struct Run {
     purpose: Purpose,
     is_submit: bool,
     began: SystemTime,
-    takes_ownership: AtomicBool,
+    is_first: AtomicBool,
+    /// The follow-up id that it answers.
+    answered: Option<Uuid>,
 }
 
 impl Run {
     pub(super) fn new(purpose: Purpose, is_submit: bool) -> Self {
-        let begins = matches!(purpose, Purpose::NewTask | Purpose::Answer);
-        Self { purpose, is_submit, began: wall_time(), takes_ownership: begins.into() }
+        Self { purpose, is_submit, began: wall_time(), is_first: true.into(), answered: None }
+    }
+
+    fn takeover(&self) -> Takeover {
+        if !self.is_first.swap(false, Relaxed) {
+            return Takeover::None;
+        }
+        match self.purpose {
+            Purpose::NewTask => Takeover::New,
+            Purpose::Answer => self.answered.map_or(Takeover::None, Takeover::Answer),
+            Purpose::Adopted | Purpose::Lookup => Takeover::None,
+        }
     }
 }
 
@@ -96,6 +108,7 @@ impl Replica {
         replica.spawn(|this| async move { this.store.flush_continuously().await });
         replica.spawn(|this| async move { this.state.share_long_running().await });
         replica.spawn(|this| this.publish_updates(queue));
+        replica.spawn(Self::write_late);
         replica.spawn(Self::expire_questions);
         replica.spawn(Self::adopt_from_dead);
         replica
@@ -174,9 +187,8 @@ impl Replica {
             ttl: HOUR,
             open_for: may_run_for,
         };
-        let takes_ownership = run.takes_ownership.swap(false, Relaxed);
         let is_lookup = run.purpose == Purpose::Lookup;
-        let observer = Observer { began: run.began, is_lookup, takes_ownership };
+        let observer = Observer { began: run.began, is_lookup, takeover: run.takeover() };
         let new_id = new_follow_up.as_ref().map(|new| new.follow_up.id);
         let recorded = match new_follow_up {
             None => state.tasks.record(agent, &id, record, observer).await,
@@ -205,13 +217,13 @@ impl Replica {
             }
             RecordResult::TakenOver => {
                 let Some(new_id) = new_id else { return Ok(outcome) };
-                let _ = state.follow_ups.expire(agent, &new_id).await;
+                state.expire_unless_named(agent, &id, &new_id).await;
                 let kept = state.tasks.reply(agent, &id, free).await?;
                 return Ok(kept.and_then(Reply::ok).unwrap_or(outcome));
             }
             RecordResult::Kept => {
-                if let Some(id) = new_id {
-                    let _ = state.follow_ups.expire(agent, &id).await;
+                if let Some(new_id) = new_id {
+                    state.expire_unless_named(agent, &id, &new_id).await;
                 }
                 if seen.state.is_final() {
                     return Ok(outcome);
@@ -252,16 +264,15 @@ impl Replica {
                 return Ok((known, None));
             }
         }
-        let is_answer = run.purpose == Purpose::Answer;
         let previous = match run.purpose {
             Purpose::NewTask => state.tasks.find_seen_here(agent, &id).await?,
             Purpose::Answer | Purpose::Adopted | Purpose::Lookup => state.tasks.find(agent, &id).await?,
         };
         if let Some(open) = previous.and_then(|previous| previous.follow_up)
+            // After an answer, the agent may ask the same question again.
+            && Some(open.id) != run.answered
             && let Some(record) = state.follow_ups.find(agent, &open.id).await?
             && record.is_for(fingerprint)
-            // After an answer, the agent may ask the same question again.
-            && (record.state == FollowUpState::Pending || !is_answer)
         {
             return Ok((open, None));
         }
@@ -321,6 +332,7 @@ impl Replica {
     /// As in `Actions::record_untracked`.
     async fn record_untracked(&self, task: usize, error: ActionError) -> ActionError {
         self.log(|| format!("no longer tracks task {task}: {}", error.message));
+        let _turn = self.state.tasks.turn(&self.agent, &task_id(task)).await;
         if error.task.is_some()
             && let Some(revision) = self.state.tasks.mark_untracked(&self.agent, &task_id(task), &error).await
         {
@@ -352,7 +364,7 @@ impl Replica {
             ) else {
                 panic!("a task of the simulation")
             };
-            let run = Run::new(Purpose::Answer, self.is_submitted(task));
+            let run = Run { answered: Some(id), ..Run::new(Purpose::Answer, self.is_submitted(task)) };
             let seen = self.world.get_task(task).await;
             if seen.as_ref().is_some_and(|seen| !seen.is_settled()) {
                 claim.release().await;
@@ -557,6 +569,32 @@ impl Replica {
         })
     }
 
+    /// As in `Actions::write_late`.
+    async fn write_late(self) {
+        let (state, agent) = (&self.state, &self.agent);
+        loop {
+            tokio::time::sleep(Duration::from_millis(500)).await;
+            for id in state.tasks.unconfirmed(agent) {
+                let Ok(task) = id.trim_start_matches('t').parse::<usize>() else { continue };
+                let _turn = state.tasks.turn(agent, &id).await;
+                let Some(late) = state.tasks.write_late(agent, &id).await else { continue };
+                self.log(|| {
+                    format!(
+                        "late write of task {task}: {:?}",
+                        late.update.as_ref().map(|(revision, _)| revision)
+                    )
+                });
+                self.world.count("changes that were confirmed late");
+                if let Some((revision, reply)) = late.update {
+                    self.publish(task, &reply, revision);
+                }
+                if let Some(obsolete) = late.obsolete {
+                    state.expire_unless_named(agent, &id, &obsolete).await;
+                }
+            }
+        }
+    }
+
     /// As in `dispatch::maintenance::cancel_expired`.
     async fn expire_questions(self) {
         loop {
@@ -642,15 +680,31 @@ impl Replica {
         }
     }
 
+    /// As in `Actions::become_owner`.
+    async fn become_owner(&self, id: &str, task: usize, from: InstanceId) -> Option<TaskRecord> {
+        let nonce = Uuid::new_v4();
+        loop {
+            let turn = self.state.tasks.turn(&self.agent, id).await;
+            match self.state.tasks.adopt(&self.agent, id, from, nonce).await {
+                Ok(Some(record)) => {
+                    self.world.count("adoptions");
+                    self.log(|| format!("adopts task {task} at revision {}", record.revision));
+                    if record.is_submitted {
+                        self.publish(task, &record.reply, record.revision);
+                    }
+                    return Some(record);
+                }
+                Ok(None) => return None,
+                Err(_) => drop(turn),
+            }
+            tokio::time::sleep(Duration::from_secs(2)).await;
+        }
+    }
+
     /// As in `Actions::adopt_task`.
     async fn adopt(&self, id: &str, outline: &TaskOutline, from: InstanceId) {
         let Ok(task) = id.trim_start_matches('t').parse::<usize>() else { return };
-        let Ok(Some(record)) = self.state.tasks.adopt(&self.agent, id, from).await else { return };
-        self.world.count("adoptions");
-        self.log(|| format!("adopts task {task} at revision {}", record.revision));
-        if record.is_submitted {
-            self.publish(task, &record.reply, record.revision);
-        }
+        let Some(record) = self.become_owner(id, task, from).await else { return };
         if record.state.is_final() || record.reply.is_err() {
             return;
         }

@@ -1,0 +1,383 @@
+//! Writes tasks to the store, and finds out what the store has confirmed.
+//!
+//! ```text
+//! change ──write──> confirmed ──> published
+//!             │         ^
+//!             └─> Unconfirmed ──write_late──┘   the store did not respond, or the request was dropped
+//! ```
+//!
+//! A write that was not confirmed may have taken effect, or may do so later. So this process remembers its attempts: if
+//! the store has one of them, the change that it made is not published yet, and its revision is used again for the newest
+//! state.
+
+use std::sync::{Arc, PoisonError};
+
+use uuid::Uuid;
+
+use super::{LocalTask, Observer, RecordResult, StoredTask, TaskOutline, TaskRecord, Tasks, next_revision};
+use crate::caller::Caller;
+use crate::reply::error::{ActionError, Code};
+use crate::reply::outcome::FollowUp;
+use crate::reply::{self, Reply, for_storage};
+use crate::state::peers::InstanceId;
+use crate::state::quota::{self, QuotaKind};
+use crate::state::records::{Assumption, Change};
+use crate::state::{Durability, Lifetime, RecordKey};
+
+/// Attempts that are remembered for a task. Each is for another state of the task.
+const MAX_ATTEMPTS: usize = 16;
+
+/// Whether an observer makes this replica the owner of a task, whoever was it before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Takeover {
+    None,
+    /// The call has just begun the task.
+    New,
+    /// The call has just answered the question with this id. If the record no longer names it, another replica has
+    /// followed the task in the meantime.
+    Answer(Uuid),
+}
+
+/// A change of a task that the store has not confirmed.
+#[derive(Debug, Clone)]
+pub(super) struct Unconfirmed {
+    pub record: TaskRecord,
+    /// Identifies the writes of the record.
+    nonce: Uuid,
+    observer: Observer,
+    /// Writes of this process that may have taken effect.
+    attempts: Vec<Attempt>,
+}
+
+/// A write that may have taken effect.
+#[derive(Debug, Clone)]
+struct Attempt {
+    nonce: Uuid,
+    /// What it replaces.
+    base: Option<Uuid>,
+    previous: Option<Box<TaskOutline>>,
+    update: Option<u64>,
+    outline: Option<Arc<TaskOutline>>,
+}
+
+/// What became of a change that the store had not confirmed.
+#[derive(Debug)]
+pub(crate) struct LateWrite {
+    /// The change with its revision, if it is to be published.
+    pub update: Option<(u64, Reply)>,
+    pub caller: Caller,
+    /// A follow-up id that may not be valid any more.
+    pub obsolete: Option<Uuid>,
+}
+
+/// What became of a record for the store.
+struct Written {
+    result: RecordResult,
+    /// The task as it is in the store now, if this process has written it.
+    outline: Option<Arc<TaskOutline>>,
+    lifetime: Lifetime,
+}
+
+impl Unconfirmed {
+    fn new(record: TaskRecord, observer: Observer) -> Self {
+        Self { record, nonce: Uuid::new_v4(), observer, attempts: Vec::new() }
+    }
+
+    /// A newer state of a task whose last change is not confirmed.
+    fn followed_by(&self, record: TaskRecord, observer: Observer) -> Self {
+        let is_submitted = record.is_submitted || self.record.is_submitted;
+        let takeover = match observer.takeover {
+            Takeover::None => self.observer.takeover,
+            takeover => takeover,
+        };
+        let is_lookup = observer.is_lookup && self.observer.is_lookup;
+        Self {
+            record: TaskRecord { is_submitted, ..record },
+            nonce: Uuid::new_v4(),
+            observer: Observer { takeover, is_lookup, ..observer },
+            attempts: self.attempts.clone(),
+        }
+    }
+
+    pub(super) fn without_content(self) -> Self {
+        Self { record: self.record.without_content(), ..self }
+    }
+
+    /// Whether a lookup has seen that a task goes on which waited for an answer. The request that has sent the answer
+    /// records that, and follows the task.
+    fn is_for_other_request(new: &TaskRecord, known: &TaskOutline, observer: Observer) -> bool {
+        observer.is_lookup
+            && known.state.awaits_caller()
+            && known.follow_up.is_some()
+            && !new.state.awaits_caller()
+            && !new.state.is_final()
+    }
+
+    fn add_attempt(&mut self, attempt: Attempt) {
+        self.attempts.retain(|known| known.nonce != attempt.nonce);
+        if self.attempts.len() == MAX_ATTEMPTS {
+            self.attempts.remove(0);
+        }
+        self.attempts.push(attempt);
+    }
+}
+
+/// A write of a task. If the request is dropped, this process finds out later whether it took effect.
+struct Writing<'a> {
+    tasks: &'a Tasks,
+    agent: &'a Arc<str>,
+    id: &'a str,
+    task: Option<Unconfirmed>,
+}
+
+impl Writing<'_> {
+    async fn write(&mut self) -> Result<Written, ActionError> {
+        let Some(task) = &mut self.task else { return Err(ActionError::internal()) };
+        let written = self.tasks.write_to_store(self.agent, self.id, task).await;
+        if !written.as_ref().is_err_and(|error| error.info.code == Code::Busy) {
+            return written;
+        }
+        *task = task.clone().without_content();
+        self.tasks.write_to_store(self.agent, self.id, task).await
+    }
+}
+
+impl Drop for Writing<'_> {
+    fn drop(&mut self) {
+        if let Some(task) = self.task.take() {
+            self.tasks.keep(self.agent, self.id, task);
+        }
+    }
+}
+
+impl Tasks {
+    pub(super) async fn record_in_store(
+        &self,
+        agent: &Arc<str>,
+        id: &str,
+        new: TaskRecord,
+        observer: Observer,
+    ) -> Result<RecordResult, ActionError> {
+        let local = self.get_local(agent, id);
+        let outline = local.as_ref().and_then(LocalTask::outline);
+        if let Some(known) = &outline {
+            if known.takes_precedence_over(&new, observer) {
+                return Ok(RecordResult::Kept);
+            }
+            if self.store.is_shared() && Unconfirmed::is_for_other_request(&new, known, observer) {
+                return Ok(RecordResult::TakenOver);
+            }
+        }
+        let task = match &local {
+            Some(LocalTask::Unconfirmed(earlier)) => earlier.followed_by(new, observer),
+            _ => Unconfirmed::new(new, observer),
+        };
+        let mut writing = Writing { tasks: self, agent, id, task: Some(task) };
+        let written = writing.write().await;
+        let Some(task) = writing.task.take() else { return Err(ActionError::internal()) };
+        match written {
+            Ok(written) => {
+                self.settle(agent, id, &task, &written);
+                Ok(written.result)
+            }
+            Err(error) => {
+                tracing::debug!(%agent, task = id, error = error.message, "cannot write a task to the state store");
+                if !self.counts_unconfirmed(&task) {
+                    return Ok(RecordResult::TakenOver);
+                }
+                match self.keep(agent, id, task) {
+                    true => Ok(RecordResult::Written { previous: outline.map(Box::new), update: None }),
+                    false => Err(quota::refusal(agent, QuotaKind::SharedTask)),
+                }
+            }
+        }
+    }
+
+    /// Whether a change counts though the store has not confirmed it. A lookup may be at a replica that does not follow
+    /// the task.
+    fn counts_unconfirmed(&self, task: &Unconfirmed) -> bool {
+        !task.observer.is_lookup || !task.attempts.is_empty() || self.peers.is_alone()
+    }
+
+    /// Keeps a change until the store confirms it. Returns whether there was room.
+    fn keep(&self, agent: &Arc<str>, id: &str, task: Unconfirmed) -> bool {
+        if !self.counts_unconfirmed(&task) {
+            return true;
+        }
+        let lifetime = task.record.lifetime(None, task.observer);
+        let (caller, of_reply) = (task.record.caller.clone(), reply::allocated(&task.record.reply));
+        let local = LocalTask::Unconfirmed(Arc::new(task));
+        let is_kept = self.put_local(agent, id, &caller, local, of_reply, lifetime);
+        if is_kept {
+            self.unconfirmed.lock().unwrap_or_else(PoisonError::into_inner).insert(RecordKey::new(agent, id));
+        }
+        is_kept
+    }
+
+    /// The store has decided about a change.
+    fn settle(&self, agent: &Arc<str>, id: &str, task: &Unconfirmed, written: &Written) {
+        let (outline, lifetime) = match written.result {
+            // This process no longer decides about the task.
+            RecordResult::TakenOver if self.get_local(agent, id).is_none() => return,
+            RecordResult::TakenOver => (None, Lifetime::evictable(task.record.expires_in())),
+            RecordResult::Written { .. } | RecordResult::Kept => (written.outline.clone(), written.lifetime),
+        };
+        self.put_local(agent, id, &task.record.caller, LocalTask::InStore(outline), 0, lifetime);
+    }
+
+    /// The tasks of an agent with a change that the store has not confirmed. None while the store is unavailable.
+    pub(crate) fn unconfirmed(&self, agent: &Arc<str>) -> Vec<String> {
+        if !self.store.is_available() {
+            return Vec::new();
+        }
+        let unconfirmed = self.unconfirmed.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut ids: Vec<_> =
+            unconfirmed.iter().filter(|key| key.agent == *agent).map(|key| key.id.clone()).collect();
+        ids.sort();
+        ids
+    }
+
+    /// Writes a change that the store has not confirmed. The caller of this function has the [turn](Self::turn), and
+    /// publishes the change.
+    pub(crate) async fn write_late(&self, agent: &Arc<str>, id: &str) -> Option<LateWrite> {
+        self.unconfirmed.lock().unwrap_or_else(PoisonError::into_inner).remove(&RecordKey::new(agent, id));
+        let Some(LocalTask::Unconfirmed(task)) = self.get_local(agent, id) else { return None };
+        let mut writing = Writing { tasks: self, agent, id, task: Some(Unconfirmed::clone(&task)) };
+        drop(task);
+        // After an error, it is tried again later.
+        let written = writing.write().await.ok()?;
+        let task = writing.task.take()?;
+        self.settle(agent, id, &task, &written);
+        let TaskRecord { state, reply, follow_up, caller, .. } = task.record;
+        let id_of = |follow_up: Option<FollowUp>| follow_up.map(|follow_up| follow_up.id);
+        let (update, obsolete) = match written.result {
+            RecordResult::Written { previous, update } => {
+                let ended =
+                    previous.filter(|_| state.is_final()).and_then(|previous| id_of(previous.follow_up));
+                (update.map(|revision| (revision, reply)), ended)
+            }
+            RecordResult::Kept | RecordResult::TakenOver => (None, id_of(follow_up)),
+        };
+        Some(LateWrite { update, caller, obsolete })
+    }
+
+    async fn write_to_store(
+        &self,
+        agent: &Arc<str>,
+        id: &str,
+        task: &mut Unconfirmed,
+    ) -> Result<Written, ActionError> {
+        let (nonce, own, observer) = (task.nonce, self.peers.instance(), task.observer);
+        let local = self.get_local(agent, id);
+        let is_first_attempt = task.attempts.is_empty();
+        // A task that this process has not put into the store is most probably not there.
+        let is_new = matches!(&local, None | Some(LocalTask::Ended { .. } | LocalTask::Record(_)));
+        let local = local.filter(|_| is_new).and_then(|local| local.outline());
+        let mut lifetime = task.record.lifetime(local.as_ref(), observer);
+        let mut outline = None;
+        let key = RecordKey::new(agent, id).of_caller(&task.record.caller);
+        let decide = |known: Option<StoredTask<TaskOutline>>| {
+            let base = known.as_ref().map(|known| known.nonce);
+            let landed = task.attempts.iter().find(|attempt| Some(attempt.nonce) == base);
+            let previous = match (landed, known) {
+                (Some(landed), _) if landed.nonce == nonce => {
+                    outline.clone_from(&landed.outline);
+                    let (previous, update) = (landed.previous.clone(), landed.update);
+                    return Ok(Change::Keep(RecordResult::Written { previous, update }));
+                }
+                // The change that this attempt made is not published.
+                (Some(landed), _) => landed.previous.as_deref().cloned(),
+                (None, Some(StoredTask { task: known, .. })) => {
+                    let new = &task.record;
+                    let is_taken_over = match observer.takeover {
+                        _ if self.other_owner(&known).is_none() => false,
+                        Takeover::New => {
+                            !is_first_attempt && !task.attempts.iter().any(|attempt| attempt.base == base)
+                        }
+                        Takeover::Answer(id) => known.follow_up.as_ref().is_none_or(|named| named.id != id),
+                        // A lookup may see the end of a task that waits, which nobody follows. Whoever writes it publishes
+                        // it.
+                        Takeover::None => {
+                            !(observer.is_lookup && new.state.is_final() && known.state.awaits_caller())
+                        }
+                    };
+                    if is_taken_over
+                        || (self.store.is_shared()
+                            && Unconfirmed::is_for_other_request(new, &known, observer))
+                    {
+                        return Ok(Change::Keep(RecordResult::TakenOver));
+                    }
+                    if known.takes_precedence_over(new, observer) {
+                        return Ok(Change::Keep(RecordResult::Kept));
+                    }
+                    Some(known)
+                }
+                (None, None) => local.clone(),
+            };
+            lifetime = task.record.lifetime(previous.as_ref(), observer);
+            let record = task.record.clone();
+            let mut record = TaskRecord { reply: for_storage(record.reply), owner: own, ..record };
+            record.is_submitted |= previous.as_ref().is_some_and(|previous| previous.is_submitted);
+            let update = next_revision(&mut record, previous.as_ref());
+            let previous = previous.map(Box::new);
+            let is_shared = record.is_shared();
+            outline = is_shared.then(|| Arc::new(record.outline()));
+            let attempt =
+                Attempt { nonce, base, previous: previous.clone(), update, outline: outline.clone() };
+            task.add_attempt(attempt);
+            let result = RecordResult::Written { previous, update };
+            let stored = StoredTask { task: record, nonce };
+            // Nobody waits for the record of a call that only runs for long.
+            Ok(match is_shared {
+                true => Change::Write(stored, lifetime, result),
+                false => Change::WriteBehind(stored, lifetime, result),
+            })
+        };
+        let assumption = match is_new && !observer.is_lookup {
+            true => Assumption::Absent,
+            false => Assumption::Nothing,
+        };
+        let result = self.records.update_with(&key, assumption, Durability::Confirmed, decide).await?;
+        Ok(Written { result, outline, lifetime })
+    }
+
+    /// Adopts the task of a replica that is gone: this process follows it from now on. Of several replicas, one succeeds;
+    /// it gets the task with its last reply. `nonce` identifies the adoption: after an error, it has to be tried again,
+    /// because it may have taken effect. The caller of this function has the [turn](Self::turn).
+    pub(crate) async fn adopt(
+        &self,
+        agent: &Arc<str>,
+        id: &str,
+        from: InstanceId,
+        nonce: Uuid,
+    ) -> Result<Option<TaskRecord>, ActionError> {
+        let own = self.peers.instance();
+        let adopt = |known: Option<StoredTask>| {
+            let Some(known) = known else { return Ok(Change::Keep(None)) };
+            // An earlier attempt of this write was stored after all.
+            if known.nonce == nonce {
+                return Ok(Change::Keep(Some(known.task)));
+            }
+            if known.task.owner != from || !known.task.is_adoptable() {
+                return Ok(Change::Keep(None));
+            }
+            let task = TaskRecord { owner: own, ..known.task };
+            let lifetime = Lifetime { ttl: task.expires_in(), protected_for: task.open_for };
+            let adopted = Some(task.clone());
+            Ok(Change::Write(StoredTask { task, nonce }, lifetime, adopted))
+        };
+        let adopted = self.records.update(&RecordKey::new(agent, id), adopt).await?;
+        if let Some(task) = &adopted {
+            let lifetime = Lifetime { ttl: task.expires_in(), protected_for: task.open_for };
+            let outline = Arc::new(task.outline());
+            self.put_local(agent, id, &task.caller, LocalTask::InStore(Some(outline)), 0, lifetime);
+        }
+        Ok(adopted)
+    }
+
+    /// How many tasks wait to be written.
+    #[cfg(test)]
+    pub(in crate::state) fn waiting(&self) -> usize {
+        self.unconfirmed.lock().unwrap_or_else(PoisonError::into_inner).len()
+    }
+}
