@@ -404,9 +404,13 @@ impl Actions {
         }
         let _turn = self.state.tasks.turn(&self.agent, id).await;
         let marked = self.state.tasks.mark_untracked(&self.agent, id, &error).await;
-        if let Some(revision) = marked.or(unpublished) {
+        let update = match marked.or(unpublished) {
+            Some(revision) => Some((revision, Err(error.clone()))),
+            None => self.state.tasks.take_landed(&self.agent, id),
+        };
+        if let Some((revision, reply)) = update {
             let (caller, memory) = (options.caller.clone(), &options.reply_memory);
-            self.publish(id, Err(error.clone()), revision, caller, memory).await;
+            self.publish(id, reply, revision, caller, memory).await;
         }
         error
     }

@@ -22,8 +22,9 @@ use crate::failpoint;
 use crate::reply::Reply;
 use crate::reply::error::{ActionError, Code};
 use crate::reply::outcome::TaskRef;
-use crate::state::follow_ups::{Claim, ClaimResult, expired};
+use crate::state::follow_ups::{Claim, ClaimResult, Standing, expired};
 use crate::state::peers::{InstanceId, Liveness};
+use crate::state::tasks::TaskOutline;
 
 /// After the connection of an answer broke: how long a task may still ask before the answer counts as not taken.
 const POLL_AFTER_ANSWER: Duration = Duration::from_secs(30);
@@ -182,21 +183,35 @@ async fn unless_ended(
     options: &CallOptions,
 ) -> Result<Checked, ActionError> {
     let (tasks, id) = (&actions.state.tasks, &claim.question.task_id);
-    let found = match tasks.find(&actions.agent, id).await {
-        // The copy of a replica that asked an earlier question may be outdated.
-        Ok(Some(record)) if claim.is_superseded_in(&record) => tasks.find_current(&actions.agent, id).await,
-        found => found,
+    let standing = |found: &Option<TaskOutline>| match found {
+        Some(record) if record.state.is_final() => Standing::Superseded,
+        Some(record) => claim.standing_in(record),
+        // The replica that asked has not written the task yet.
+        None => Standing::OwnerKnows,
     };
-    match found {
-        Ok(Some(record)) if record.state.is_final() || claim.is_superseded_in(&record) => {
+    let found = match tasks.find_to_answer(&actions.agent, id).await {
+        Ok(found) => Ok(found),
+        // A question that this process could not write yet.
+        Err(error) => match tasks.find(&actions.agent, id).await {
+            Ok(found) if standing(&found) == Standing::Named => Ok(found),
+            _ => Err(error),
+        },
+    };
+    match found.map(|found| (standing(&found), found.is_some())) {
+        Ok((Standing::Superseded, _)) => {
             claim.mark_expired().await;
             Err(expired())
         }
-        // The replica that asked has not written the task yet. It knows its revision.
-        Ok(None) if is_with_other_replica(actions, &claim, options).await => {
+        Ok((Standing::OwnerKnows, _)) if is_with_other_replica(actions, &claim, options).await => {
             let owner = claim.owner();
             claim.release().await;
             Ok(Checked::Elsewhere(owner))
+        }
+        // The replica that asked does not respond. If it is gone, another one adopts the task.
+        Ok((Standing::OwnerKnows, true)) => {
+            claim.release().await;
+            let message = "the replica that asked does not respond; try again in a few seconds";
+            Err(ActionError::new(Code::StateUnavailable, message))
         }
         Ok(_) => Ok(Checked::Open(Box::new(claim))),
         Err(error) => {

@@ -190,6 +190,16 @@ pub(crate) enum ClaimResult {
     Elsewhere(InstanceId),
 }
 
+/// Whether an id is valid for the question of a task, as the record of the task says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Standing {
+    Named,
+    /// The task has gone on, or asks under another id.
+    Superseded,
+    /// The task has gone on, or the record that names the id is on its way to the store. The replica that asked knows.
+    OwnerKnows,
+}
+
 /// The question of a task whose replica is gone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum AdoptedQuestion {
@@ -609,12 +619,15 @@ impl ClaimSender {
 }
 
 impl Claim {
-    /// Whether another replica has taken over the task without this question, so that another id may be valid for it.
-    /// The record of the replica that asked may be on its way to the store, and names the id then.
-    pub(crate) fn is_superseded_in(&self, task: &TaskOutline) -> bool {
-        let id = self.held.as_ref().map(|held| held.key.id.as_str());
+    /// Whether the id is the one for the question of a task.
+    pub(crate) fn standing_in(&self, task: &TaskOutline) -> Standing {
+        let Some(held) = &self.held else { return Standing::Superseded };
         let named = task.follow_up.as_ref().map(|follow_up| follow_up.id.simple().to_string());
-        !task.owner.is_nil() && task.owner != self.owner && named.as_deref() != id
+        match named.is_some_and(|named| named == held.key.id) {
+            true => Standing::Named,
+            false if task.owner == self.owner && self.owner != held.instance => Standing::OwnerKnows,
+            false => Standing::Superseded,
+        }
     }
 
     /// The replica that asked, or that has adopted the question.

@@ -4,6 +4,7 @@
 //! responders* the moment a connection is gone. `bus::peers` implements [`Peers`] on NATS.
 
 use std::fmt;
+use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 #[cfg(test)]
@@ -39,6 +40,9 @@ pub(crate) trait Peers: fmt::Debug + Send + Sync {
 
     /// Whether no other replica is known.
     fn is_alone(&self) -> bool;
+
+    /// For how long this process has run without knowing another replica. `None` if it knows one now.
+    fn alone_for(&self) -> Option<Duration>;
 
     /// Whether a replica is alive. Asks it if the last sign of life is not recent.
     fn liveness(&self, instance: InstanceId) -> BoxFuture<'_, Liveness>;
@@ -94,6 +98,10 @@ impl Peers for NoPeers {
 
     fn is_alone(&self) -> bool {
         true
+    }
+
+    fn alone_for(&self) -> Option<Duration> {
+        Some(Duration::MAX)
     }
 
     fn liveness(&self, instance: InstanceId) -> BoxFuture<'_, Liveness> {

@@ -24,7 +24,7 @@ pub(crate) mod list;
 mod tests;
 mod turns;
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
@@ -297,6 +297,8 @@ pub(crate) struct Tasks {
     young: Mutex<VecDeque<(Instant, Arc<str>, String)>>,
     /// The tasks with a change that the store has not confirmed.
     unconfirmed: Mutex<HashSet<RecordKey>>,
+    /// Changes that have taken effect before another replica took over, and are not published.
+    landed: Mutex<HashMap<RecordKey, (u64, Reply)>>,
 }
 
 type FindResult = Result<Option<TaskOutline>, ActionError>;
@@ -400,6 +402,7 @@ impl Tasks {
             turns: Turns::default(),
             young: Mutex::default(),
             unconfirmed: Mutex::default(),
+            landed: Mutex::default(),
         }
     }
 
@@ -706,6 +709,9 @@ struct StoredTask<T = TaskRecord> {
     task: T,
     /// Identifies the write.
     nonce: Uuid,
+    /// The last write of the owner before this one, which may not know that it took effect.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    replaced: Option<Uuid>,
 }
 
 impl Record for StoredTask {

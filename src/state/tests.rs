@@ -199,6 +199,10 @@ impl Peers for AllAlive {
         false
     }
 
+    fn alone_for(&self) -> Option<Duration> {
+        None
+    }
+
     fn liveness(&self, _: InstanceId) -> BoxFuture<'_, Liveness> {
         ready(Liveness::Alive).boxed()
     }

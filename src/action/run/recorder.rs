@@ -159,19 +159,24 @@ impl<'a> TaskRecorder<'a> {
         let new_follow_up_id = new_follow_up.as_ref().map(|new| new.follow_up.id);
         let recorded = match new_follow_up {
             None => state.tasks.record(agent, &task.id, record, observer).await,
-            // Together, because each may take a round trip.
-            Some(new) => {
-                let store = Box::pin(state.follow_ups.store(agent, new));
-                let (stored, recorded) =
-                    tokio::join!(store, state.tasks.record(agent, &task.id, record, observer));
-                stored.and(recorded)
-            }
+            // The question first: whoever reads the task must find it.
+            Some(new) => match Box::pin(state.follow_ups.store(agent, new)).await {
+                Ok(()) => state.tasks.record(agent, &task.id, record, observer).await,
+                Err(error) => Err(error),
+            },
         };
         let recorded = recorded.map_err(|error| {
             let task_ref = self.task_ref(Some(task.id.clone()), task.context_id.clone());
             error.after_reaching_agent().with_task(task_ref)
         });
-        let (previous, update) = match recorded? {
+        let recorded = recorded?;
+        if !matches!(recorded, RecordResult::Written { .. })
+            && let Some((revision, reply)) = state.tasks.take_landed(agent, &task.id)
+        {
+            let (caller, memory) = (self.input.caller.clone(), self.input.reply_memory);
+            self.actions.publish(&task.id, reply, revision, caller, memory).await;
+        }
+        let (previous, update) = match recorded {
             RecordResult::Written { previous, update } => (previous, update),
             // The call goes on for its caller. The record of the other replica names the id for the question, if there
             // is one.

@@ -8,13 +8,15 @@
 //!
 //! A write that was not confirmed may have taken effect, or may do so later. So this process remembers its attempts: if
 //! the store has one of them, the change that it made is not published yet, and its revision is used again for the newest
-//! state.
+//! state. If another replica has replaced it, that record names the attempt, and the change is published late.
 
 use std::sync::{Arc, PoisonError};
 
 use uuid::Uuid;
 
-use super::{LocalTask, Observer, RecordResult, StoredTask, TaskOutline, TaskRecord, Tasks, next_revision};
+use super::{
+    FindResult, LocalTask, Observer, RecordResult, StoredTask, TaskOutline, TaskRecord, Tasks, next_revision,
+};
 use crate::caller::Caller;
 use crate::reply::error::{ActionError, Code};
 use crate::reply::outcome::FollowUp;
@@ -22,7 +24,7 @@ use crate::reply::{self, Reply, for_storage};
 use crate::state::peers::InstanceId;
 use crate::state::quota::{self, QuotaKind};
 use crate::state::records::{Assumption, Change};
-use crate::state::{Durability, Lifetime, RecordKey};
+use crate::state::{Durability, Lifetime, RecordKey, RecordKind};
 
 /// Attempts that are remembered for a task. Each is for another state of the task.
 const MAX_ATTEMPTS: usize = 16;
@@ -57,6 +59,7 @@ struct Attempt {
     base: Option<Uuid>,
     previous: Option<Box<TaskOutline>>,
     update: Option<u64>,
+    reply: Reply,
     outline: Option<Arc<TaskOutline>>,
 }
 
@@ -182,7 +185,14 @@ impl Tasks {
             }
             Err(error) => {
                 tracing::debug!(%agent, task = id, error = error.message, "cannot write a task to the state store");
-                if !self.counts_unconfirmed(&task) {
+                let id_of = |follow_up: Option<&FollowUp>| follow_up.map(|follow_up| follow_up.id);
+                let known = outline.as_ref().and_then(|outline| outline.follow_up.as_ref());
+                if observer.is_lookup && id_of(task.record.follow_up.as_ref()) != id_of(known) {
+                    // Another replica may follow the task, and give the question another id.
+                    self.keep(agent, id, task);
+                    return Err(error);
+                }
+                if !self.counts_unconfirmed(agent, id, &task) {
                     return Ok(RecordResult::TakenOver);
                 }
                 match self.keep(agent, id, task) {
@@ -195,13 +205,61 @@ impl Tasks {
 
     /// Whether a change counts though the store has not confirmed it. A lookup may be at a replica that does not follow
     /// the task.
-    fn counts_unconfirmed(&self, task: &Unconfirmed) -> bool {
-        !task.observer.is_lookup || !task.attempts.is_empty() || self.peers.is_alone()
+    fn counts_unconfirmed(&self, agent: &Arc<str>, id: &str, task: &Unconfirmed) -> bool {
+        !task.observer.is_lookup
+            || !task.attempts.is_empty()
+            || (task.record.state.is_final() && self.last_written(agent, id).is_some())
+    }
+
+    /// A change that this process has written, and not published, because it did not know that the write took effect
+    /// before another replica took over. For after [`Self::record`] has written nothing.
+    pub(crate) fn take_landed(&self, agent: &Arc<str>, id: &str) -> Option<(u64, Reply)> {
+        self.landed.lock().unwrap_or_else(PoisonError::into_inner).remove(&RecordKey::new(agent, id))
+    }
+
+    /// Finds a task as it decides whether a question can be answered: as the store has it now, or as this process could
+    /// not write it yet.
+    pub(crate) async fn find_to_answer(&self, agent: &Arc<str>, id: &str) -> FindResult {
+        if !self.store.is_shared() {
+            return self.find(agent, id).await;
+        }
+        let key = RecordKey::new(agent, id);
+        self.store.forget(RecordKind::Task, &key);
+        let stored = self.records.read::<StoredTask<TaskOutline>>(&key).await?.map(|read| read.record);
+        let local = self.get_local(agent, id);
+        Ok(match (stored, &local) {
+            (Some(stored), Some(LocalTask::Unconfirmed(task))) if self.is_taken_over(task, &stored) => {
+                Some(stored.task)
+            }
+            (_, Some(LocalTask::Unconfirmed(task))) => Some(task.record.outline()),
+            (Some(stored), _) => Some(stored.task),
+            (None, local) => local.as_ref().and_then(LocalTask::outline),
+        })
+    }
+
+    /// Whether another replica decides about a task since this process has seen it.
+    fn is_taken_over(&self, task: &Unconfirmed, known: &StoredTask<TaskOutline>) -> bool {
+        let (observer, attempts) = (task.observer, &task.attempts);
+        if self.other_owner(&known.task).is_none() {
+            return false;
+        }
+        match observer.takeover {
+            // The record may be that of an earlier task with the same id.
+            Takeover::New => {
+                !attempts.is_empty() && !attempts.iter().any(|attempt| attempt.base == Some(known.nonce))
+            }
+            Takeover::Answer(id) => known.task.follow_up.as_ref().is_none_or(|named| named.id != id),
+            // A lookup may see the end of a task that waits, which nobody follows. Whoever writes it publishes it.
+            Takeover::None => {
+                let has_seen_end = observer.is_lookup && task.record.state.is_final();
+                !(has_seen_end && known.task.state.awaits_caller())
+            }
+        }
     }
 
     /// Keeps a change until the store confirms it. Returns whether there was room.
     fn keep(&self, agent: &Arc<str>, id: &str, task: Unconfirmed) -> bool {
-        if !self.counts_unconfirmed(&task) {
+        if !self.counts_unconfirmed(agent, id, &task) {
             return true;
         }
         let lifetime = task.record.lifetime(None, task.observer);
@@ -256,7 +314,7 @@ impl Tasks {
                     previous.filter(|_| state.is_final()).and_then(|previous| id_of(previous.follow_up));
                 (update.map(|revision| (revision, reply)), ended)
             }
-            RecordResult::Kept | RecordResult::TakenOver => (None, id_of(follow_up)),
+            RecordResult::Kept | RecordResult::TakenOver => (self.take_landed(agent, id), id_of(follow_up)),
         };
         Some(LateWrite { update, caller, obsolete })
     }
@@ -269,15 +327,19 @@ impl Tasks {
     ) -> Result<Written, ActionError> {
         let (nonce, own, observer) = (task.nonce, self.peers.instance(), task.observer);
         let local = self.get_local(agent, id);
-        let is_first_attempt = task.attempts.is_empty();
         // A task that this process has not put into the store is most probably not there.
         let is_new = matches!(&local, None | Some(LocalTask::Ended { .. } | LocalTask::Record(_)));
         let local = local.filter(|_| is_new).and_then(|local| local.outline());
         let mut lifetime = task.record.lifetime(local.as_ref(), observer);
         let mut outline = None;
         let key = RecordKey::new(agent, id).of_caller(&task.record.caller);
+        let is_first_attempt = task.attempts.is_empty();
         let decide = |known: Option<StoredTask<TaskOutline>>| {
             let base = known.as_ref().map(|known| known.nonce);
+            let replaced = known.as_ref().and_then(|known| match self.other_owner(&known.task) {
+                Some(_) => base,
+                None => known.replaced,
+            });
             let landed = task.attempts.iter().find(|attempt| Some(attempt.nonce) == base);
             let previous = match (landed, known) {
                 (Some(landed), _) if landed.nonce == nonce => {
@@ -287,20 +349,16 @@ impl Tasks {
                 }
                 // The change that this attempt made is not published.
                 (Some(landed), _) => landed.previous.as_deref().cloned(),
-                (None, Some(StoredTask { task: known, .. })) => {
+                (None, Some(stored)) => {
                     let new = &task.record;
-                    let is_taken_over = match observer.takeover {
-                        _ if self.other_owner(&known).is_none() => false,
-                        Takeover::New => {
-                            !is_first_attempt && !task.attempts.iter().any(|attempt| attempt.base == base)
-                        }
-                        Takeover::Answer(id) => known.follow_up.as_ref().is_none_or(|named| named.id != id),
-                        // A lookup may see the end of a task that waits, which nobody follows. Whoever writes it publishes
-                        // it.
-                        Takeover::None => {
-                            !(observer.is_lookup && new.state.is_final() && known.state.awaits_caller())
-                        }
-                    };
+                    let is_new_task = is_first_attempt && observer.takeover == Takeover::New;
+                    let is_taken_over = !is_new_task && self.is_taken_over(task, &stored);
+                    let landed = task.attempts.iter().find(|attempt| Some(attempt.nonce) == stored.replaced);
+                    if let Some(Attempt { update: Some(revision), reply, .. }) = landed {
+                        let mut landed = self.landed.lock().unwrap_or_else(PoisonError::into_inner);
+                        landed.insert(key.clone(), (*revision, reply.clone()));
+                    }
+                    let known = stored.task;
                     if is_taken_over
                         || (self.store.is_shared()
                             && Unconfirmed::is_for_other_request(new, &known, observer))
@@ -322,11 +380,10 @@ impl Tasks {
             let previous = previous.map(Box::new);
             let is_shared = record.is_shared();
             outline = is_shared.then(|| Arc::new(record.outline()));
-            let attempt =
-                Attempt { nonce, base, previous: previous.clone(), update, outline: outline.clone() };
-            task.add_attempt(attempt);
+            let (reply, outline) = (task.record.reply.clone(), outline.clone());
+            task.add_attempt(Attempt { nonce, base, previous: previous.clone(), update, reply, outline });
             let result = RecordResult::Written { previous, update };
-            let stored = StoredTask { task: record, nonce };
+            let stored = StoredTask { task: record, nonce, replaced };
             // Nobody waits for the record of a call that only runs for long.
             Ok(match is_shared {
                 true => Change::Write(stored, lifetime, result),
@@ -363,8 +420,8 @@ impl Tasks {
             }
             let task = TaskRecord { owner: own, ..known.task };
             let lifetime = Lifetime { ttl: task.expires_in(), protected_for: task.open_for };
-            let adopted = Some(task.clone());
-            Ok(Change::Write(StoredTask { task, nonce }, lifetime, adopted))
+            let (adopted, replaced) = (Some(task.clone()), Some(known.nonce));
+            Ok(Change::Write(StoredTask { task, nonce, replaced }, lifetime, adopted))
         };
         let adopted = self.records.update(&RecordKey::new(agent, id), adopt).await?;
         if let Some(task) = &adopted {

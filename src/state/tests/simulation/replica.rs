@@ -17,7 +17,7 @@ use uuid::Uuid;
 use super::super::super::State;
 use super::super::super::clock::wall_time;
 use super::super::super::follow_ups::{
-    AdoptedQuestion, Claim, ClaimResult, FollowUpState, NewFollowUp, OpenQuestion, expired,
+    AdoptedQuestion, Claim, ClaimResult, FollowUpState, NewFollowUp, OpenQuestion, Standing, expired,
 };
 use super::super::super::peers::{InstanceId, Liveness, Peers};
 use super::super::super::quota::Quotas;
@@ -192,12 +192,10 @@ impl Replica {
         let new_id = new_follow_up.as_ref().map(|new| new.follow_up.id);
         let recorded = match new_follow_up {
             None => state.tasks.record(agent, &id, record, observer).await,
-            Some(new) => {
-                let store = Box::pin(state.follow_ups.store(agent, new));
-                let (stored, recorded) =
-                    tokio::join!(store, state.tasks.record(agent, &id, record, observer));
-                stored.and(recorded)
-            }
+            Some(new) => match state.follow_ups.store(agent, new).await {
+                Ok(()) => state.tasks.record(agent, &id, record, observer).await,
+                Err(error) => Err(error),
+            },
         };
         let recorded = recorded.map_err(|error| error.after_reaching_agent().with_task(task_ref.clone()))?;
         self.log(|| {
@@ -207,6 +205,11 @@ impl Replica {
             };
             format!("{:?} observes {seen:?}: {what}", run.purpose)
         });
+        if !matches!(recorded, RecordResult::Written { .. })
+            && let Some((revision, reply)) = state.tasks.take_landed(agent, &id)
+        {
+            self.publish(seen.task, &reply, revision);
+        }
         let (previous, update) = match recorded {
             RecordResult::Written { previous, update } => (previous, update),
             RecordResult::TakenOver if run.is_submit => {
@@ -337,6 +340,8 @@ impl Replica {
             && let Some(revision) = self.state.tasks.mark_untracked(&self.agent, &task_id(task), &error).await
         {
             self.publish(task, &Err(error.clone()), revision);
+        } else if let Some((revision, reply)) = self.state.tasks.take_landed(&self.agent, &task_id(task)) {
+            self.publish(task, &reply, revision);
         }
         error
     }
@@ -464,17 +469,24 @@ impl Replica {
         is_forwarded: bool,
     ) -> Result<Result<Claim, InstanceId>, ActionError> {
         let (tasks, id) = (&self.state.tasks, &claim.question.task_id);
-        let found = match tasks.find(&self.agent, id).await {
-            // The copy of a replica that asked an earlier question may be outdated.
-            Ok(Some(record)) if claim.is_superseded_in(&record) => tasks.find_current(&self.agent, id).await,
-            found => found,
+        let standing = |found: &Option<TaskOutline>| match found {
+            Some(record) if record.state.is_final() => Standing::Superseded,
+            Some(record) => claim.standing_in(record),
+            None => Standing::OwnerKnows,
         };
-        match found {
-            Ok(Some(record)) if record.state.is_final() || claim.is_superseded_in(&record) => {
+        let found = match tasks.find_to_answer(&self.agent, id).await {
+            Ok(found) => Ok(found),
+            Err(error) => match tasks.find(&self.agent, id).await {
+                Ok(found) if standing(&found) == Standing::Named => Ok(found),
+                _ => Err(error),
+            },
+        };
+        match found.map(|found| (standing(&found), found.is_some())) {
+            Ok((Standing::Superseded, _)) => {
                 claim.mark_expired().await;
                 Err(expired())
             }
-            Ok(None)
+            Ok((Standing::OwnerKnows, _))
                 if !is_forwarded
                     && claim.owner() != self.state.peers.instance()
                     && self.state.peers.liveness(claim.owner()).await == Liveness::Alive =>
@@ -482,6 +494,10 @@ impl Replica {
                 let owner = claim.owner();
                 claim.release().await;
                 Ok(Err(owner))
+            }
+            Ok((Standing::OwnerKnows, true)) => {
+                claim.release().await;
+                Err(ActionError::new(Code::StateUnavailable, "the replica that asked does not respond"))
             }
             Ok(_) => Ok(Ok(claim)),
             Err(error) => {

@@ -94,6 +94,7 @@ impl Counts {
 pub(super) struct ReplicaStatus {
     pub instance: InstanceId,
     pub is_running: bool,
+    pub started: Instant,
     skew_ms: i64,
     /// Cut off from NATS: neither the store nor other replicas can be reached.
     cut_off_until: Option<Instant>,
@@ -104,6 +105,13 @@ pub(super) struct ReplicaStatus {
     unreachable_since: Option<Instant>,
     /// How long other replicas take to consider it dead.
     detection: Duration,
+}
+
+impl ReplicaStatus {
+    /// When the others consider it dead, if they do.
+    pub(super) fn dead_since(&self) -> Option<Instant> {
+        self.unreachable_since.map(|since| since + self.detection)
+    }
 }
 
 /// A change of a task that was published.
@@ -294,6 +302,7 @@ impl World {
         replicas.push(ReplicaStatus {
             instance,
             is_running: true,
+            started: Instant::now(),
             skew_ms,
             cut_off_until: None,
             stalled_until: None,
