@@ -17,8 +17,8 @@ use super::params::Template;
 use super::progress::{ForwardError, NoProgress, Progress};
 use super::request::{CallOptions, Invocation, MessageContent, ReplyMemory, ReplyMode};
 use super::run::{
-    CallRun, DeliveryError, GET_TASK_TIMEOUT, Interruption, PollSchedule, Polled, Poller, Purpose, RunInput,
-    agent_exited, known_task_error,
+    CallRun, DeliveryError, GET_TASK_TIMEOUT, Interruption, PollSchedule, Polled, Poller, Purpose, RunEnd,
+    RunInput, agent_exited, known_task_error,
 };
 use crate::a2a::LiveAgent;
 use crate::a2a::client::ClientError;
@@ -210,8 +210,8 @@ impl Actions {
             Err(DeliveryError::NotSent(error)) => Err(error.with_retries(&retries)),
             Err(DeliveryError::Client(error)) => Err(ActionError::from_client(error).with_retries(&retries)),
             Err(DeliveryError::Action(error)) => {
-                let (error, unpublished) = (error.with_retries(&retries), run.recorder.unpublished());
-                Err(Box::pin(self.record_untracked(error, options, unpublished)).await)
+                let (error, end) = (error.with_retries(&retries), run.recorder.end());
+                Err(Box::pin(self.record_untracked(error, options, end)).await)
             }
         }
     }
@@ -390,12 +390,12 @@ impl Actions {
     }
 
     /// Records why the bridge no longer tracks the task of a call, for later requests, and publishes it if the task was
-    /// submitted. `unpublished` is the revision of a change that was recorded already.
+    /// submitted.
     pub(super) async fn record_untracked(
         &self,
         error: ActionError,
         options: &CallOptions,
-        unpublished: Option<u64>,
+        end: RunEnd,
     ) -> ActionError {
         let error = offload::run(&self.agent, error.allocated(), || error.redacted(&self.secrets)).await;
         let Some(id) = error.task.as_ref().and_then(|task| task.id.as_ref()) else { return error };
@@ -403,8 +403,8 @@ impl Actions {
             return error;
         }
         let _turn = self.state.tasks.turn(&self.agent, id).await;
-        let marked = self.state.tasks.mark_untracked(&self.agent, id, &error).await;
-        let update = match marked.or(unpublished) {
+        let marked = self.state.tasks.mark_untracked(&self.agent, id, &error, end.run).await;
+        let update = match marked.or(end.unpublished) {
             Some(revision) => Some((revision, Err(error.clone()))),
             None => self.state.tasks.take_landed(&self.agent, id),
         };

@@ -7,7 +7,7 @@ use uuid::Uuid;
 use super::actions::Actions;
 use super::progress::NoProgress;
 use super::request::{CallOptions, MessageContent, ReplyMemory, ReplyMode};
-use super::run::{CallRun, GET_TASK_TIMEOUT, Polled, Purpose, RunInput, known_task_error};
+use super::run::{CallRun, GET_TASK_TIMEOUT, Polled, Purpose, RunEnd, RunInput, known_task_error};
 use crate::a2a::model::TaskState;
 use crate::reply::error::{ActionError, Code};
 use crate::state::follow_ups::AdoptedQuestion;
@@ -20,8 +20,7 @@ const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs
 /// Why a task is no longer tracked.
 struct Untracked {
     error: ActionError,
-    /// The revision of a change that was recorded and not published.
-    unpublished: Option<u64>,
+    end: RunEnd,
 }
 
 impl Actions {
@@ -45,8 +44,8 @@ impl Actions {
             return;
         }
         if let Err(untracked) = self.follow_adopted(task_id, record, &options).await {
-            let Untracked { error, unpublished } = *untracked;
-            let error = self.record_untracked(error, &options, unpublished).await;
+            let Untracked { error, end } = *untracked;
+            let error = self.record_untracked(error, &options, end).await;
             tracing::debug!(agent = %self.agent, task_id, code = error.info.code.name(), "an adopted task is no longer tracked");
         }
     }
@@ -100,7 +99,7 @@ impl Actions {
         record: TaskRecord,
         options: &CallOptions,
     ) -> Result<(), Box<Untracked>> {
-        let untracked = |error: ActionError| Err(Box::new(Untracked { error, unpublished: None }));
+        let untracked = |error: ActionError| Err(Box::new(Untracked { error, end: RunEnd::default() }));
         let deadline = record.seen_at + record.may_run_for;
         let skill = match &record.reply {
             Ok(outcome) => outcome.task.skill.clone(),
@@ -136,8 +135,8 @@ impl Actions {
                 match run.waiter.get_task(task_id, GET_TASK_TIMEOUT).await {
                     Ok(Polled::Task(task)) => {
                         let followed = Box::pin(run.follow_adopted(task)).await.map(drop);
-                        let unpublished = run.recorder.unpublished();
-                        return followed.map_err(|error| Box::new(Untracked { error, unpublished }));
+                        let end = run.recorder.end();
+                        return followed.map_err(|error| Box::new(Untracked { error, end }));
                     }
                     Ok(Polled::Failed(error)) if error.is_task_not_found() => {
                         return untracked(known_task_error(error, self.known_task_ref(task_id, skill)));
@@ -146,8 +145,8 @@ impl Actions {
                     Err(interruption) => {
                         let task = self.known_task_ref(task_id, skill);
                         let error = run.interrupted_for(interruption, Some(task)).await;
-                        let unpublished = run.recorder.unpublished();
-                        return Err(Box::new(Untracked { error, unpublished }));
+                        let end = run.recorder.end();
+                        return Err(Box::new(Untracked { error, end }));
                     }
                 }
             } else if is_local {

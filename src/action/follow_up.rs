@@ -109,8 +109,8 @@ pub(crate) async fn answer(
     };
     // Agents often quote an answer that they refuse.
     let error = ActionError { is_private: true, ..error.with_retries(&retries) };
-    let unpublished = run.recorder.unpublished();
-    Err(actions.record_untracked(error, options, unpublished).await)
+    let end = run.recorder.end();
+    Err(actions.record_untracked(error, options, end).await)
 }
 
 /// The agent of this replica is unavailable, but that of another one may have the question.

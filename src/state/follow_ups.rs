@@ -313,6 +313,7 @@ impl FollowUps {
         self.claims.lock().insert(held.nonce);
         // A claim whose holder is dead, or has given it up.
         let (mut dead, mut given_up) = (None, None);
+        let mut is_missing = false;
         for _ in 0..MAX_ATTEMPTS {
             let mut owner = own;
             let decide = |known: Option<FollowUpRecord>| {
@@ -359,7 +360,11 @@ impl FollowUps {
                     HolderState::GaveUp => given_up = Some(nonce),
                     HolderState::Dead => dead = Some(nonce),
                 },
-                Err(error) => return self.find_elsewhere(&held.key, error).await,
+                Err(error) => match self.find_elsewhere(&held.key, error).await {
+                    // The replica that had the record may have written it since it was not found.
+                    Err(error) if error.info.code == Code::NotFound && !is_missing => is_missing = true,
+                    found => return found,
+                },
             }
         }
         let message = "other answers to this question came first, but did not end; try again";

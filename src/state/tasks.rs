@@ -25,6 +25,7 @@ mod tests;
 mod turns;
 
 use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
@@ -260,6 +261,8 @@ pub(crate) struct Observer {
     pub is_lookup: bool,
     /// Whether this replica follows the task from now on, whoever did before.
     pub takeover: Takeover,
+    /// Identifies the call that follows the task, among those of this process. 0 for a lookup.
+    pub run: u64,
 }
 
 #[derive(Debug)]
@@ -299,6 +302,7 @@ pub(crate) struct Tasks {
     unconfirmed: Mutex<HashSet<RecordKey>>,
     /// Changes that have taken effect before another replica took over, and are not published.
     landed: Mutex<HashMap<RecordKey, (u64, Reply)>>,
+    runs: AtomicU64,
 }
 
 type FindResult = Result<Option<TaskOutline>, ActionError>;
@@ -403,7 +407,13 @@ impl Tasks {
             young: Mutex::default(),
             unconfirmed: Mutex::default(),
             landed: Mutex::default(),
+            runs: AtomicU64::new(1),
         }
+    }
+
+    /// A number for a call that follows a task.
+    pub(crate) fn next_run(&self) -> u64 {
+        self.runs.fetch_add(1, Relaxed)
     }
 
     /// Whether another replica follows a task.
@@ -504,14 +514,20 @@ impl Tasks {
 
     /// Records why the bridge no longer tracks a task, for lookups while the agent is unavailable. A final state
     /// stays, and so does an open question: a caller can still answer it. Returns the revision of the change if it is to
-    /// be published.
-    pub(crate) async fn mark_untracked(&self, agent: &Arc<str>, id: &str, why: &ActionError) -> Option<u64> {
+    /// be published. `run` is the call that has followed the task.
+    pub(crate) async fn mark_untracked(
+        &self,
+        agent: &Arc<str>,
+        id: &str,
+        why: &ActionError,
+        run: u64,
+    ) -> Option<u64> {
         let known = match self.find_seen_here(agent, id).await {
             Ok(known) => known,
             Err(_) => self.last_written(agent, id).map(Arc::unwrap_or_clone),
         };
         let known = known.filter(|known| !known.state.is_settled())?;
-        let observer = Observer { began: known.seen_at, is_lookup: false, takeover: Takeover::None };
+        let observer = Observer { began: known.seen_at, is_lookup: false, takeover: Takeover::None, run };
         let untracked = TaskRecord {
             may_run_for: Duration::ZERO,
             seen_at: wall_time(),
@@ -556,7 +572,7 @@ impl Tasks {
         if !record.is_open() {
             return;
         }
-        let observer = Observer { began: record.seen_at, is_lookup: false, takeover: Takeover::New };
+        let observer = Observer { began: record.seen_at, is_lookup: false, takeover: Takeover::New, run: 0 };
         let record = Arc::unwrap_or_clone(record);
         if let Err(error) = self.record_in_store(agent, id, record, observer).await {
             tracing::debug!(%agent, task = id, error = error.message, "cannot share a task that runs for long");
@@ -712,6 +728,9 @@ struct StoredTask<T = TaskRecord> {
     /// The last write of the owner before this one, which may not know that it took effect.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     replaced: Option<Uuid>,
+    /// The call of the owner that follows the task; 0 if it is not known.
+    #[serde(default)]
+    run: u64,
 }
 
 impl Record for StoredTask {

@@ -320,8 +320,10 @@ async fn a_change_of_a_task_is_reported_once_when_its_write_is_not_confirmed(
 ) {
     let store = FaultyStore::new(&[]);
     let tasks = Tasks::new(&as_store(&store), &quotas(), &alone());
-    let (agent, began): (Arc<str>, _) =
-        ("a".into(), Observer { began: SystemTime::now(), is_lookup: false, takeover: Takeover::New });
+    let (agent, began): (Arc<str>, _) = (
+        "a".into(),
+        Observer { began: SystemTime::now(), is_lookup: false, takeover: Takeover::New, run: 0 },
+    );
     tasks.record(&agent, "t", submitted(TaskState::Working), began).await.unwrap();
     store.faults.lock().unwrap().push_back(fault);
     let recorded = tasks.record(&agent, "t", submitted(TaskState::Completed), began).await.unwrap();
@@ -343,7 +345,7 @@ async fn a_task_is_kept_locally_while_the_store_is_unavailable() {
             &agent,
             "t",
             submitted(TaskState::Working),
-            Observer { began: SystemTime::now(), is_lookup: false, takeover: Takeover::New },
+            Observer { began: SystemTime::now(), is_lookup: false, takeover: Takeover::New, run: 0 },
         )
         .await
         .unwrap();

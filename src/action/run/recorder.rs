@@ -26,10 +26,21 @@ pub(in crate::action) struct TaskRecorder<'a> {
     pub(super) actions: &'a Actions,
     pub(super) input: RunInput<'a>,
     pub(super) began: SystemTime,
-    /// Whether nothing is recorded yet. The first record of a call makes this replica the owner of the task.
+    /// Identifies the call among those of this process that follow the task.
+    run: u64,
+    /// Whether nothing is recorded yet.
     is_first: AtomicBool,
     /// The revision of a change that was recorded and not published; 0 if there is none.
     unpublished: AtomicU64,
+}
+
+/// What remains of a run that ends with an error.
+#[derive(Debug, Clone, Copy, Default)]
+pub(in crate::action) struct RunEnd {
+    /// Identifies the run.
+    pub run: u64,
+    /// The revision of the change that [`TaskRecorder::record_unpublished`] has recorded.
+    pub unpublished: Option<u64>,
 }
 
 pub(super) struct Observation {
@@ -43,16 +54,22 @@ pub(super) struct Observation {
 
 impl<'a> TaskRecorder<'a> {
     pub(super) fn new(actions: &'a Actions, input: RunInput<'a>) -> Self {
-        Self { actions, input, began: SystemTime::now(), is_first: true.into(), unpublished: 0.into() }
+        let run = match input.purpose {
+            Purpose::ReadOrCancel => 0,
+            Purpose::NewTask { .. } | Purpose::Answer { .. } | Purpose::Adopted => {
+                actions.state.tasks.next_run()
+            }
+        };
+        let (is_first, unpublished) = (true.into(), 0.into());
+        Self { actions, input, began: SystemTime::now(), run, is_first, unpublished }
     }
 
     /// Whether the next record makes this replica the owner of the task.
     fn takeover(&self) -> Takeover {
-        if !self.is_first.swap(false, Relaxed) {
-            return Takeover::None;
-        }
+        let is_first = self.is_first.swap(false, Relaxed);
         match self.input.purpose {
-            Purpose::NewTask { .. } => Takeover::New,
+            Purpose::NewTask { .. } if is_first => Takeover::New,
+            Purpose::NewTask { .. } => Takeover::None,
             Purpose::Answer { .. } => self.answered().map_or(Takeover::None, Takeover::Answer),
             Purpose::Adopted | Purpose::ReadOrCancel => Takeover::None,
         }
@@ -102,9 +119,10 @@ impl<'a> TaskRecorder<'a> {
         }
     }
 
-    /// The revision of the change that [`Self::record_unpublished`] has recorded.
-    pub(in crate::action) fn unpublished(&self) -> Option<u64> {
-        Some(self.unpublished.load(Relaxed)).filter(|revision| *revision > 0)
+    /// What remains of the run when it ends with an error.
+    pub(in crate::action) fn end(&self) -> RunEnd {
+        let unpublished = Some(self.unpublished.load(Relaxed)).filter(|revision| *revision > 0);
+        RunEnd { run: self.run, unpublished }
     }
 
     /// Records the state of a task and builds the reply, like [`Self::observe`], but publishes nothing.
@@ -155,7 +173,7 @@ impl<'a> TaskRecorder<'a> {
         tracing::Span::current().record("task", task.id.as_str());
         spans::set_task(&task.id, outcome.task.context_id.as_deref());
         let is_lookup = matches!(self.input.purpose, Purpose::ReadOrCancel);
-        let observer = Observer { began: self.began, is_lookup, takeover: self.takeover() };
+        let observer = Observer { began: self.began, is_lookup, takeover: self.takeover(), run: self.run };
         let new_follow_up_id = new_follow_up.as_ref().map(|new| new.follow_up.id);
         let recorded = match new_follow_up {
             None => state.tasks.record(agent, &task.id, record, observer).await,

@@ -308,7 +308,8 @@ async fn a_task_for_whose_record_there_is_no_room_is_canceled() {
             ttl: HOUR,
             open_for: HOUR,
         };
-        let observer = Observer { began: SystemTime::UNIX_EPOCH, is_lookup: false, takeover: Takeover::New };
+        let observer =
+            Observer { began: SystemTime::UNIX_EPOCH, is_lookup: false, takeover: Takeover::New, run: 0 };
         state.tasks.record(&actions.agent, id, record, observer).await
     };
     let mut running = 0;

@@ -40,6 +40,24 @@ pub(crate) enum Takeover {
     Answer(Uuid),
 }
 
+impl Takeover {
+    /// Whether a call may follow a task that another one has followed, and whose record names this question.
+    fn is_from(self, named: Option<&FollowUp>) -> bool {
+        match self {
+            Self::None => false,
+            Self::New => true,
+            Self::Answer(id) => named.is_some_and(|named| named.id == id),
+        }
+    }
+}
+
+impl Observer {
+    /// Whether no other call of this process follows the task.
+    fn continues(self, run: u64) -> bool {
+        self.is_lookup || [self.run, run].contains(&0) || self.run == run
+    }
+}
+
 /// A change of a task that the store has not confirmed.
 #[derive(Debug, Clone)]
 pub(super) struct Unconfirmed {
@@ -94,10 +112,11 @@ impl Unconfirmed {
             takeover => takeover,
         };
         let is_lookup = observer.is_lookup && self.observer.is_lookup;
+        let run = if observer.run == 0 { self.observer.run } else { observer.run };
         Self {
             record: TaskRecord { is_submitted, ..record },
             nonce: Uuid::new_v4(),
-            observer: Observer { takeover, is_lookup, ..observer },
+            observer: Observer { takeover, is_lookup, run, ..observer },
             attempts: self.attempts.clone(),
         }
     }
@@ -172,6 +191,12 @@ impl Tasks {
             }
         }
         let task = match &local {
+            Some(LocalTask::Unconfirmed(earlier))
+                if !observer.continues(earlier.observer.run)
+                    && !observer.takeover.is_from(earlier.record.follow_up.as_ref()) =>
+            {
+                return Ok(RecordResult::TakenOver);
+            }
             Some(LocalTask::Unconfirmed(earlier)) => earlier.followed_by(new, observer),
             _ => Unconfirmed::new(new, observer),
         };
@@ -185,9 +210,10 @@ impl Tasks {
             }
             Err(error) => {
                 tracing::debug!(%agent, task = id, error = error.message, "cannot write a task to the state store");
-                let id_of = |follow_up: Option<&FollowUp>| follow_up.map(|follow_up| follow_up.id);
-                let known = outline.as_ref().and_then(|outline| outline.follow_up.as_ref());
-                if observer.is_lookup && id_of(task.record.follow_up.as_ref()) != id_of(known) {
+                let confirmed = self.last_written(agent, id);
+                let confirmed = confirmed.as_ref().and_then(|confirmed| confirmed.follow_up.as_ref());
+                let is_new = |new: &FollowUp| confirmed.is_none_or(|confirmed| confirmed.id != new.id);
+                if task.observer.is_lookup && task.record.follow_up.as_ref().is_some_and(is_new) {
                     // Another replica may follow the task, and give the question another id.
                     self.keep(agent, id, task);
                     return Err(error);
@@ -224,6 +250,7 @@ impl Tasks {
             return self.find(agent, id).await;
         }
         let key = RecordKey::new(agent, id);
+        let _turn = self.turn(agent, id).await;
         self.store.forget(RecordKind::Task, &key);
         let stored = self.records.read::<StoredTask<TaskOutline>>(&key).await?.map(|read| read.record);
         let local = self.get_local(agent, id);
@@ -240,21 +267,17 @@ impl Tasks {
     /// Whether another replica decides about a task since this process has seen it.
     fn is_taken_over(&self, task: &Unconfirmed, known: &StoredTask<TaskOutline>) -> bool {
         let (observer, attempts) = (task.observer, &task.attempts);
-        if self.other_owner(&known.task).is_none() {
+        if self.other_owner(&known.task).is_none() && observer.continues(known.run) {
             return false;
         }
-        match observer.takeover {
-            // The record may be that of an earlier task with the same id.
-            Takeover::New => {
-                !attempts.is_empty() && !attempts.iter().any(|attempt| attempt.base == Some(known.nonce))
-            }
-            Takeover::Answer(id) => known.task.follow_up.as_ref().is_none_or(|named| named.id != id),
-            // A lookup may see the end of a task that waits, which nobody follows. Whoever writes it publishes it.
-            Takeover::None => {
-                let has_seen_end = observer.is_lookup && task.record.state.is_final();
-                !(has_seen_end && known.task.state.awaits_caller())
-            }
-        }
+        // A lookup may see the end of a task that waits, which nobody follows. Whoever writes it publishes it.
+        let has_seen_end =
+            observer.is_lookup && task.record.state.is_final() && known.task.state.awaits_caller();
+        // The record of a new task may be that of an earlier one with the same id, but it does not change.
+        let is_changed = observer.takeover == Takeover::New
+            && !attempts.is_empty()
+            && !attempts.iter().any(|attempt| attempt.base == Some(known.nonce));
+        !has_seen_end && (is_changed || !observer.takeover.is_from(known.task.follow_up.as_ref()))
     }
 
     /// Keeps a change until the store confirms it. Returns whether there was room.
@@ -340,6 +363,10 @@ impl Tasks {
                 Some(_) => base,
                 None => known.replaced,
             });
+            let run = match (&known, observer.is_lookup) {
+                (Some(known), true) if replaced != base => known.run,
+                _ => observer.run,
+            };
             let landed = task.attempts.iter().find(|attempt| Some(attempt.nonce) == base);
             let previous = match (landed, known) {
                 (Some(landed), _) if landed.nonce == nonce => {
@@ -383,7 +410,7 @@ impl Tasks {
             let (reply, outline) = (task.record.reply.clone(), outline.clone());
             task.add_attempt(Attempt { nonce, base, previous: previous.clone(), update, reply, outline });
             let result = RecordResult::Written { previous, update };
-            let stored = StoredTask { task: record, nonce, replaced };
+            let stored = StoredTask { task: record, nonce, replaced, run };
             // Nobody waits for the record of a call that only runs for long.
             Ok(match is_shared {
                 true => Change::Write(stored, lifetime, result),
@@ -421,7 +448,7 @@ impl Tasks {
             let task = TaskRecord { owner: own, ..known.task };
             let lifetime = Lifetime { ttl: task.expires_in(), protected_for: task.open_for };
             let (adopted, replaced) = (Some(task.clone()), Some(known.nonce));
-            Ok(Change::Write(StoredTask { task, nonce, replaced }, lifetime, adopted))
+            Ok(Change::Write(StoredTask { task, nonce, replaced, run: 0 }, lifetime, adopted))
         };
         let adopted = self.records.update(&RecordKey::new(agent, id), adopt).await?;
         if let Some(task) = &adopted {

@@ -26,7 +26,8 @@ fn plain(state: TaskState, message: String) -> TaskRecord {
     TaskRecord { reply: Ok(Arc::new(outcome)), is_submitted: false, ..submitted(state) }
 }
 
-const CALL: Observer = Observer { began: SystemTime::UNIX_EPOCH, is_lookup: false, takeover: Takeover::New };
+const CALL: Observer =
+    Observer { began: SystemTime::UNIX_EPOCH, is_lookup: false, takeover: Takeover::New, run: 0 };
 
 static CALLER: LazyLock<Caller> = LazyLock::new(Caller::default);
 

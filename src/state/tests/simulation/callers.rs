@@ -107,6 +107,7 @@ async fn answer_persistently(world: Arc<World>, id: Uuid) {
 pub(super) async fn answer_once(world: &Arc<World>, id: Uuid) -> Option<Result<(), Code>> {
     let replica = world.any_running().and_then(|index| world.replica(index))?;
     let index = replica.index;
+    let was_out_of_reach = world.is_out_of_reach(id);
     let reply = match world.fails(world.mix.abandoned) {
         true => {
             world.count("abandoned answers");
@@ -126,7 +127,8 @@ pub(super) async fn answer_once(world: &Arc<World>, id: Uuid) -> Option<Result<(
                     | Code::FollowUpUsed
                     | Code::FollowUpExpired
                     | Code::OutcomeUnknown
-            ) || (code == Code::NotFound && (world.is_lost(id) || world.is_out_of_reach(id)))
+            ) || (code == Code::NotFound
+                && (world.is_lost(id) || was_out_of_reach || world.is_out_of_reach(id)))
         }
     };
     if !is_expected {

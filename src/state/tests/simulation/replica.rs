@@ -64,19 +64,20 @@ pub(super) struct Run {
     is_first: AtomicBool,
     /// The follow-up id that it answers.
     answered: Option<Uuid>,
+    number: u64,
 }
 
 impl Run {
-    pub(super) fn new(purpose: Purpose, is_submit: bool) -> Self {
-        Self { purpose, is_submit, began: wall_time(), is_first: true.into(), answered: None }
+    fn new(state: &State, purpose: Purpose, is_submit: bool) -> Self {
+        let number = if purpose == Purpose::Lookup { 0 } else { state.tasks.next_run() };
+        Self { purpose, is_submit, began: wall_time(), is_first: true.into(), answered: None, number }
     }
 
     fn takeover(&self) -> Takeover {
-        if !self.is_first.swap(false, Relaxed) {
-            return Takeover::None;
-        }
+        let is_first = self.is_first.swap(false, Relaxed);
         match self.purpose {
-            Purpose::NewTask => Takeover::New,
+            Purpose::NewTask if is_first => Takeover::New,
+            Purpose::NewTask => Takeover::None,
             Purpose::Answer => self.answered.map_or(Takeover::None, Takeover::Answer),
             Purpose::Adopted | Purpose::Lookup => Takeover::None,
         }
@@ -188,7 +189,7 @@ impl Replica {
             open_for: may_run_for,
         };
         let is_lookup = run.purpose == Purpose::Lookup;
-        let observer = Observer { began: run.began, is_lookup, takeover: run.takeover() };
+        let observer = Observer { began: run.began, is_lookup, takeover: run.takeover(), run: run.number };
         let new_id = new_follow_up.as_ref().map(|new| new.follow_up.id);
         let recorded = match new_follow_up {
             None => state.tasks.record(agent, &id, record, observer).await,
@@ -303,12 +304,12 @@ impl Replica {
 
     /// Begins a task, and follows it until it asks or ends.
     pub(super) async fn begin(self, task: usize, is_submit: bool) -> Result<Arc<Outcome>, ActionError> {
-        let run = Run::new(Purpose::NewTask, is_submit);
+        let run = Run::new(&self.state, Purpose::NewTask, is_submit);
         let begun = self.world.begin_task(task).await.map_err(|_| agent_unavailable())?;
         let result = self.follow(&run, begun).await;
         match result {
             Ok(outcome) => Ok(outcome),
-            Err(error) => Err(self.record_untracked(task, error).await),
+            Err(error) => Err(self.record_untracked(&run, task, error).await),
         }
     }
 
@@ -333,11 +334,12 @@ impl Replica {
     }
 
     /// As in `Actions::record_untracked`.
-    async fn record_untracked(&self, task: usize, error: ActionError) -> ActionError {
+    async fn record_untracked(&self, run: &Run, task: usize, error: ActionError) -> ActionError {
         self.log(|| format!("no longer tracks task {task}: {}", error.message));
         let _turn = self.state.tasks.turn(&self.agent, &task_id(task)).await;
         if error.task.is_some()
-            && let Some(revision) = self.state.tasks.mark_untracked(&self.agent, &task_id(task), &error).await
+            && let Some(revision) =
+                self.state.tasks.mark_untracked(&self.agent, &task_id(task), &error, run.number).await
         {
             self.publish(task, &Err(error.clone()), revision);
         } else if let Some((revision, reply)) = self.state.tasks.take_landed(&self.agent, &task_id(task)) {
@@ -369,7 +371,8 @@ impl Replica {
             ) else {
                 panic!("a task of the simulation")
             };
-            let run = Run { answered: Some(id), ..Run::new(Purpose::Answer, self.is_submitted(task)) };
+            let run =
+                Run { answered: Some(id), ..Run::new(&self.state, Purpose::Answer, self.is_submitted(task)) };
             let seen = self.world.get_task(task).await;
             if seen.as_ref().is_some_and(|seen| !seen.is_settled()) {
                 claim.release().await;
@@ -441,7 +444,7 @@ impl Replica {
                 }
                 Ok(())
             }
-            Err(error) => Err(self.record_untracked(task, error).await),
+            Err(error) => Err(self.record_untracked(run, task, error).await),
         }
     }
 
@@ -572,7 +575,7 @@ impl Replica {
                 return reply;
             }
             if !record.state.is_final() {
-                let run = Run::new(Purpose::Lookup, false);
+                let run = Run::new(&self.state, Purpose::Lookup, false);
                 let seen = match cancels {
                     true => self.world.cancel_task(task).await,
                     false => self.world.get_task(task).await,
@@ -736,7 +739,7 @@ impl Replica {
         if record.state == TaskState::InputRequired && is_open {
             return;
         }
-        let run = Run::new(Purpose::Adopted, true);
+        let run = Run::new(&self.state, Purpose::Adopted, true);
         let seen = loop {
             match self.world.get_task(task).await {
                 Some(seen) => break seen,
@@ -744,7 +747,7 @@ impl Replica {
             }
         };
         if let Err(error) = self.follow(&run, seen).await {
-            self.record_untracked(task, error).await;
+            self.record_untracked(&run, task, error).await;
         }
     }
 }
