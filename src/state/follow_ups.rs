@@ -681,19 +681,27 @@ impl HeldClaim {
     async fn abandon(self) {
         let answering = FollowUpState::Answering { by: self.instance, nonce: self.nonce };
         let is_unsent = move |state| state == answering;
-        self.write_end(
-            move |state| if is_unsent(state) { FollowUpState::Pending } else { FollowUpState::Used },
-        )
-        .await;
+        let end = move |state| if is_unsent(state) { FollowUpState::Pending } else { FollowUpState::Used };
+        self.write_end(end, Durability::Confirmed).await;
     }
 
     async fn end(self, state: FollowUpState) {
-        self.write_end(move |_| state).await;
+        // Before a release, the store may not have confirmed that the answer is about to be sent. That write may still be
+        // under way.
+        let durability = match state {
+            FollowUpState::Pending => Durability::Confirmed,
+            _ => Durability::Behind,
+        };
+        self.write_end(move |_| state, durability).await;
     }
 
     /// Writes the end of a claim, in the background if the store does not respond.
-    async fn write_end(self, end: impl Fn(FollowUpState) -> FollowUpState + Send + Sync + 'static) {
-        if self.try_write_end(&end).await {
+    async fn write_end(
+        self,
+        end: impl Fn(FollowUpState) -> FollowUpState + Send + Sync + 'static,
+        durability: Durability,
+    ) {
+        if self.try_write_end(&end, durability).await {
             return;
         }
         let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
@@ -701,7 +709,7 @@ impl HeldClaim {
             let (mut pause, max_pause) = END_RETRY;
             for _ in 0..MAX_END_ATTEMPTS {
                 tokio::time::sleep(pause).await;
-                if self.try_write_end(&end).await {
+                if self.try_write_end(&end, durability).await {
                     return;
                 }
                 pause = (pause * 2).min(max_pause);
@@ -710,7 +718,11 @@ impl HeldClaim {
         });
     }
 
-    async fn try_write_end(&self, end: &(impl Fn(FollowUpState) -> FollowUpState + Sync)) -> bool {
+    async fn try_write_end(
+        &self,
+        end: &(impl Fn(FollowUpState) -> FollowUpState + Sync),
+        durability: Durability,
+    ) -> bool {
         let write = |known: Option<FollowUpRecord>| {
             Ok(match known {
                 Some(record) if record.state.is_claimed_with(self.nonce) => {
@@ -721,8 +733,7 @@ impl HeldClaim {
             })
         };
         // No other request writes the record while this one holds the claim.
-        let written =
-            self.records.update_with(&self.key, Assumption::Nothing, Durability::Behind, write).await;
+        let written = self.records.update_with(&self.key, Assumption::Nothing, durability, write).await;
         if let Err(error) = &written {
             tracing::debug!(agent = %self.key.agent, error = error.message, "cannot record the state of a follow-up id yet");
         }

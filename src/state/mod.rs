@@ -113,8 +113,10 @@ impl Hash for RecordKey {
 /// Whether a write may take effect later.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Durability {
-    /// The write is confirmed, or it fails.
+    /// The write is confirmed, or it fails. While no other replica can know the record, this process confirms it.
     Confirmed,
+    /// The shared store confirms the write, or it fails.
+    Shared,
     /// While the shared store is unavailable, this process keeps the record and writes it later. Only for records that
     /// no other replica writes.
     Deferrable,

@@ -65,6 +65,8 @@ pub(super) struct Unconfirmed {
     /// Identifies the writes of the record.
     nonce: Uuid,
     observer: Observer,
+    /// Earlier observers whose changes are not confirmed either. Each has followed the task after the one before.
+    earlier: Vec<Observer>,
     /// Writes of this process that may have taken effect.
     attempts: Vec<Attempt>,
 }
@@ -101,22 +103,27 @@ struct Written {
 
 impl Unconfirmed {
     fn new(record: TaskRecord, observer: Observer) -> Self {
-        Self { record, nonce: Uuid::new_v4(), observer, attempts: Vec::new() }
+        Self { record, nonce: Uuid::new_v4(), observer, earlier: Vec::new(), attempts: Vec::new() }
     }
 
     /// A newer state of a task whose last change is not confirmed.
     fn followed_by(&self, record: TaskRecord, observer: Observer) -> Self {
         let is_submitted = record.is_submitted || self.record.is_submitted;
-        let takeover = match observer.takeover {
-            Takeover::None => self.observer.takeover,
-            takeover => takeover,
+        let is_same = |known: &Observer| known.run == observer.run && known.takeover == observer.takeover;
+        let mut earlier = self.earlier.clone();
+        if !is_same(&self.observer) {
+            earlier.push(self.observer);
+        }
+        // A lookup does not follow the task.
+        let observer = match observer.is_lookup {
+            true => Observer { began: observer.began, ..self.observer },
+            false => observer,
         };
-        let is_lookup = observer.is_lookup && self.observer.is_lookup;
-        let run = if observer.run == 0 { self.observer.run } else { observer.run };
         Self {
             record: TaskRecord { is_submitted, ..record },
             nonce: Uuid::new_v4(),
-            observer: Observer { takeover, is_lookup, run, ..observer },
+            observer,
+            earlier,
             attempts: self.attempts.clone(),
         }
     }
@@ -266,7 +273,17 @@ impl Tasks {
 
     /// Whether another replica decides about a task since this process has seen it.
     fn is_taken_over(&self, task: &Unconfirmed, known: &StoredTask<TaskOutline>) -> bool {
-        let (observer, attempts) = (task.observer, &task.attempts);
+        let mut observers = task.earlier.iter().copied().chain([task.observer]);
+        observers.all(|observer| self.is_taken_over_from(observer, task, known))
+    }
+
+    fn is_taken_over_from(
+        &self,
+        observer: Observer,
+        task: &Unconfirmed,
+        known: &StoredTask<TaskOutline>,
+    ) -> bool {
+        let attempts = &task.attempts;
         if self.other_owner(&known.task).is_none() && observer.continues(known.run) {
             return false;
         }
@@ -421,7 +438,7 @@ impl Tasks {
             true => Assumption::Absent,
             false => Assumption::Nothing,
         };
-        let result = self.records.update_with(&key, assumption, Durability::Confirmed, decide).await?;
+        let result = self.records.update_with(&key, assumption, Durability::Shared, decide).await?;
         Ok(Written { result, outline, lifetime })
     }
 
