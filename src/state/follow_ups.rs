@@ -190,16 +190,6 @@ pub(crate) enum ClaimResult {
     Elsewhere(InstanceId),
 }
 
-/// Whether an id is valid for the question of a task, as the record of the task says.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Standing {
-    Named,
-    /// The task has gone on, or asks under another id.
-    Superseded,
-    /// The task has gone on, or the record that names the id is on its way to the store. The replica that asked knows.
-    OwnerKnows,
-}
-
 /// The question of a task whose replica is gone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum AdoptedQuestion {
@@ -215,8 +205,6 @@ enum Decision {
     Elsewhere(InstanceId),
     /// Another request holds a claim; its replica may be dead.
     ClaimedBy(InstanceId, Uuid),
-    /// A dead replica may have sent an answer.
-    MayHaveBeenSent,
 }
 
 /// What became of a question whose time is over.
@@ -335,9 +323,8 @@ impl FollowUps {
                     FollowUpState::Answering { nonce, .. } if [dead, given_up].contains(&Some(nonce)) => {
                         Ok(record.with_state(claimed, Decision::Claimed(question)))
                     }
-                    FollowUpState::Sending { nonce, .. } if dead == Some(nonce) => {
-                        Ok(record.with_state(FollowUpState::Used, Decision::MayHaveBeenSent))
-                    }
+                    // Whoever adopts the task marks the id as used, and follows the task.
+                    FollowUpState::Sending { nonce, .. } if dead == Some(nonce) => Err(may_have_been_sent()),
                     // The end of that answer is about to be written.
                     FollowUpState::Sending { nonce, .. } if given_up == Some(nonce) => Err(used()),
                     FollowUpState::Answering { by, nonce } | FollowUpState::Sending { by, nonce } => {
@@ -354,7 +341,6 @@ impl FollowUps {
                     return Ok(ClaimResult::Claimed(Box::new(claim)));
                 }
                 Ok(Decision::Elsewhere(owner)) => return Ok(ClaimResult::Elsewhere(owner)),
-                Ok(Decision::MayHaveBeenSent) => return Err(may_have_been_sent()),
                 Ok(Decision::ClaimedBy(by, nonce)) => match self.holder_state(by, nonce).await? {
                     HolderState::Working => return Err(used()),
                     HolderState::GaveUp => given_up = Some(nonce),
@@ -551,6 +537,28 @@ impl FollowUps {
         Ok(adopted)
     }
 
+    /// Finds the id of a question that a replica has asked and could not name in the record of the task before it was
+    /// gone. This process watches its expiry from now on.
+    pub(crate) async fn find_open(
+        &self,
+        agent: &Arc<str>,
+        task_id: &str,
+        fingerprint: &str,
+    ) -> Result<Option<FollowUp>, StoreUnavailable> {
+        let open = self.records.scan(agent).try_filter_map(|(key, record): (RecordKey, FollowUpRecord)| {
+            let question = &record.question;
+            let is_open = question.task_id == task_id
+                && question.fingerprint == fingerprint
+                && record.state_now() == FollowUpState::Pending;
+            let id = Uuid::try_parse(&key.id).ok().filter(|_| is_open);
+            std::future::ready(Ok(id.map(|id| (record.expires_ms, id))))
+        });
+        let Some((expires_ms, id)) = std::pin::pin!(open).try_next().await? else { return Ok(None) };
+        self.watch_expiry(agent, id, expires_ms);
+        let expires = SystemTime::UNIX_EPOCH + Duration::from_millis(expires_ms);
+        Ok(Some(FollowUp { id, expires_at: rfc3339_to_second(expires) }))
+    }
+
     /// The tasks of an agent to which a replica was sending an answer.
     pub(crate) fn sending<'a>(
         &'a self,
@@ -624,15 +632,11 @@ impl ClaimSender {
 }
 
 impl Claim {
-    /// Whether the id is the one for the question of a task.
-    pub(crate) fn standing_in(&self, task: &TaskOutline) -> Standing {
-        let Some(held) = &self.held else { return Standing::Superseded };
+    /// Whether a task names this id for its question. If it does not, the task has gone on, or asks under another id, or
+    /// the record that names the id is not in the store yet.
+    pub(crate) fn is_named_in(&self, task: &TaskOutline) -> bool {
         let named = task.follow_up.as_ref().map(|follow_up| follow_up.id.simple().to_string());
-        match named.is_some_and(|named| named == held.key.id) {
-            true => Standing::Named,
-            false if task.owner == self.owner && self.owner != held.instance => Standing::OwnerKnows,
-            false => Standing::Superseded,
-        }
+        self.held.as_ref().is_some_and(|held| named.is_some_and(|named| named == held.key.id))
     }
 
     /// The replica that asked, or that has adopted the question.

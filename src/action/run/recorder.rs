@@ -270,6 +270,11 @@ impl<'a> TaskRecorder<'a> {
         {
             return Ok((open, None));
         }
+        if matches!(self.input.purpose, Purpose::Adopted)
+            && let Some(open) = state.follow_ups.find_open(agent, &task.id, &fingerprint).await?
+        {
+            return Ok((open, None));
+        }
         let question = OpenQuestion {
             task_id: task.id.clone(),
             context_id: task.context_id.clone(),

@@ -73,7 +73,9 @@ fn begin(world: &Arc<World>, task: usize) {
     let this = Arc::clone(world);
     world.spawner.spawn(Owner::World, async move {
         let reply = this.call(replica.index, replica.begin(task, is_submitted(task))).await;
+        // The caller of a submitted task gets the id from an update, or from a lookup.
         if let Some(Ok(outcome)) = reply
+            && !is_submitted(task)
             && let Some(follow_up) = &outcome.follow_up
         {
             this.tell(follow_up.id);

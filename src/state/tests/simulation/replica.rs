@@ -17,7 +17,7 @@ use uuid::Uuid;
 use super::super::super::State;
 use super::super::super::clock::wall_time;
 use super::super::super::follow_ups::{
-    AdoptedQuestion, Claim, ClaimResult, FollowUpState, NewFollowUp, OpenQuestion, Standing, expired,
+    AdoptedQuestion, Claim, ClaimResult, FollowUpState, NewFollowUp, OpenQuestion, expired,
 };
 use super::super::super::peers::{InstanceId, Liveness, Peers};
 use super::super::super::quota::Quotas;
@@ -280,6 +280,11 @@ impl Replica {
         {
             return Ok((open, None));
         }
+        if run.purpose == Purpose::Adopted
+            && let Some(open) = state.follow_ups.find_open(agent, &id, fingerprint).await?
+        {
+            return Ok((open, None));
+        }
         let question =
             OpenQuestion { task_id: id, fingerprint: fingerprint.to_owned(), ..super::super::question() };
         let ttl = match self.world.per_mille(self.world.mix.short_questions) {
@@ -389,7 +394,7 @@ impl Replica {
             let sender = claim.sender().expect("a claim that is held");
             let number = {
                 let mut sent = self.world.sent.lock().unwrap();
-                sent.push(Sent { id, is_released: false });
+                sent.push(Sent { id, by: self.index, is_released: false });
                 sent.len() - 1
             };
             let released = || {
@@ -472,41 +477,47 @@ impl Replica {
         is_forwarded: bool,
     ) -> Result<Result<Claim, InstanceId>, ActionError> {
         let (tasks, id) = (&self.state.tasks, &claim.question.task_id);
-        let standing = |found: &Option<TaskOutline>| match found {
-            Some(record) if record.state.is_final() => Standing::Superseded,
-            Some(record) => claim.standing_in(record),
-            None => Standing::OwnerKnows,
-        };
         let found = match tasks.find_to_answer(&self.agent, id).await {
             Ok(found) => Ok(found),
             Err(error) => match tasks.find(&self.agent, id).await {
-                Ok(found) if standing(&found) == Standing::Named => Ok(found),
+                Ok(Some(task)) if claim.is_named_in(&task) => Ok(Some(task)),
                 _ => Err(error),
             },
         };
-        match found.map(|found| (standing(&found), found.is_some())) {
-            Ok((Standing::Superseded, _)) => {
-                claim.mark_expired().await;
-                Err(expired())
+        let task = match found {
+            Ok(task) => task,
+            Err(error) => {
+                claim.release().await;
+                return Err(error);
             }
-            Ok((Standing::OwnerKnows, _))
-                if !is_forwarded
-                    && claim.owner() != self.state.peers.instance()
-                    && self.state.peers.liveness(claim.owner()).await == Liveness::Alive =>
-            {
-                let owner = claim.owner();
+        };
+        let (owner, own) = (claim.owner(), self.state.peers.instance());
+        let liveness = match &task {
+            Some(task) if task.state.is_final() => {
+                claim.mark_expired().await;
+                return Err(expired());
+            }
+            Some(task) if claim.is_named_in(task) => return Ok(Ok(claim)),
+            None if owner == own => return Ok(Ok(claim)),
+            _ if owner == own => None,
+            _ => Some(self.state.peers.liveness(owner).await),
+        };
+        let unanswerable = async |claim: Claim| {
+            claim.release().await;
+            Err(ActionError::new(Code::StateUnavailable, "the replica that asked does not respond"))
+        };
+        match (liveness, task) {
+            (Some(Liveness::Alive), _) if !is_forwarded => {
                 claim.release().await;
                 Ok(Err(owner))
             }
-            Ok((Standing::OwnerKnows, true)) => {
-                claim.release().await;
-                Err(ActionError::new(Code::StateUnavailable, "the replica that asked does not respond"))
+            (Some(Liveness::Dead), None) => Ok(Ok(claim)),
+            (Some(Liveness::Dead), Some(task)) if task.owner == owner => unanswerable(claim).await,
+            (None | Some(Liveness::Dead), _) => {
+                claim.mark_expired().await;
+                Err(expired())
             }
-            Ok(_) => Ok(Ok(claim)),
-            Err(error) => {
-                claim.release().await;
-                Err(error)
-            }
+            (Some(_), _) => unanswerable(claim).await,
         }
     }
 

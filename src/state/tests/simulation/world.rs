@@ -143,7 +143,8 @@ pub(super) struct Issued {
 #[derive(Debug, Clone)]
 pub(super) struct Sent {
     pub id: Uuid,
-    /// Whether the replica has found out that the agent did not take it, and has released the id.
+    pub by: usize,
+    /// Whether the replica has found out that the agent did not take it, and releases the id.
     pub is_released: bool,
 }
 
@@ -583,6 +584,13 @@ impl World {
     pub(super) fn violation(&self, text: String) {
         self.log(|| format!("VIOLATION: {text}"));
         lock(&self.violations).push(text);
+    }
+
+    /// Whether an answer under this id was sent, as far as replicas can know: one that has crashed may not have written
+    /// that it has released the id.
+    pub(super) fn was_sent(&self, id: Uuid) -> bool {
+        let sent = lock(&self.sent).clone();
+        sent.iter().any(|sent| sent.id == id && !(sent.is_released && self.is_running(sent.by)))
     }
 
     /// A caller knows an id from now on.
