@@ -17,8 +17,8 @@ use super::params::Template;
 use super::progress::{ForwardError, NoProgress, Progress};
 use super::request::{CallOptions, Invocation, MessageContent, ReplyMemory, ReplyMode};
 use super::run::{
-    CallRun, DeliveryError, GET_TASK_TIMEOUT, Interruption, PollSchedule, Polled, Poller, Purpose, RunInput,
-    agent_exited, known_task_error,
+    CallRun, DeliveryError, GET_TASK_TIMEOUT, Interruption, PollSchedule, Polled, Poller, Purpose, RunEnd,
+    RunInput, agent_exited, known_task_error,
 };
 use crate::a2a::LiveAgent;
 use crate::a2a::client::ClientError;
@@ -213,8 +213,8 @@ impl Actions {
             Err(DeliveryError::NotSent(error)) => Err(error.with_retries(&retries)),
             Err(DeliveryError::Client(error)) => Err(ActionError::from_client(error).with_retries(&retries)),
             Err(DeliveryError::Action(error)) => {
-                let (error, unpublished) = (error.with_retries(&retries), run.recorder.unpublished());
-                Err(Box::pin(self.record_untracked(error, options, unpublished)).await)
+                let (error, end) = (error.with_retries(&retries), run.recorder.end());
+                Err(Box::pin(self.record_untracked(error, options, end)).await)
             }
         }
     }
@@ -401,24 +401,44 @@ impl Actions {
     }
 
     /// Records why the bridge no longer tracks the task of a call, for later requests, and publishes it if the task was
-    /// submitted. `unpublished` is the revision of a change that was recorded already.
+    /// submitted.
     pub(super) async fn record_untracked(
         &self,
         error: ActionError,
         options: &CallOptions,
-        unpublished: Option<u64>,
+        end: RunEnd,
     ) -> ActionError {
         let error = offload::run(&self.agent, error.allocated(), || error.redacted(&self.secrets)).await;
         let Some(id) = error.task.as_ref().and_then(|task| task.id.as_ref()) else { return error };
         if options.mode == ReplyMode::Submit && self.hands_tasks_over() {
             return error;
         }
-        let marked = self.state.tasks.mark_untracked(&self.agent, id, &error).await;
-        if let Some(revision) = marked.or(unpublished) {
+        let _turn = self.state.tasks.turn(&self.agent, id).await;
+        let marked = self.state.tasks.mark_untracked(&self.agent, id, &error, end.run).await;
+        let update = match marked.or(end.unpublished) {
+            Some(revision) => Some((revision, Err(error.clone()))),
+            None => self.state.tasks.take_landed(&self.agent, id),
+        };
+        if let Some((revision, reply)) = update {
             let (caller, memory) = (options.caller.clone(), &options.reply_memory);
-            self.publish(id, Err(error.clone()), revision, caller, memory).await;
+            self.publish(id, reply, revision, caller, memory).await;
         }
         error
+    }
+
+    /// Writes the changes of tasks that the store has not confirmed, and publishes them.
+    pub(crate) async fn write_late(&self) {
+        let (tasks, memory) = (&self.state.tasks, ReplyMemory::default());
+        for id in tasks.unconfirmed(&self.agent) {
+            let _turn = tasks.turn(&self.agent, &id).await;
+            let Some(late) = tasks.write_late(&self.agent, &id).await else { continue };
+            if let Some((revision, reply)) = late.update {
+                self.publish(&id, reply, revision, late.caller, &memory).await;
+            }
+            if let Some(obsolete) = late.obsolete {
+                self.state.expire_unless_named(&self.agent, &id, &obsolete).await;
+            }
+        }
     }
 
     /// Whether this replica stops, and others adopt the submitted tasks. They stay as they are.

@@ -6,8 +6,8 @@ use uuid::Uuid;
 
 use super::actions::Actions;
 use super::progress::NoProgress;
-use super::request::{CallOptions, MessageContent, ReplyMode};
-use super::run::{CallRun, GET_TASK_TIMEOUT, Polled, Purpose, RunInput, known_task_error};
+use super::request::{CallOptions, MessageContent, ReplyMemory, ReplyMode};
+use super::run::{CallRun, GET_TASK_TIMEOUT, Polled, Purpose, RunEnd, RunInput, known_task_error};
 use crate::a2a::model::TaskState;
 use crate::reply::error::{ActionError, Code};
 use crate::state::follow_ups::AdoptedQuestion;
@@ -20,29 +20,16 @@ const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs
 /// Why a task is no longer tracked.
 struct Untracked {
     error: ActionError,
-    /// The revision of a change that was recorded and not published.
-    unpublished: Option<u64>,
+    end: RunEnd,
 }
 
 impl Actions {
     /// Adopts the task of a replica that is gone, and follows it to its end. Of several replicas, one does it.
     pub(crate) async fn adopt_task(&self, task_id: &str, outline: &TaskOutline, from: InstanceId) {
-        let record = match self.state.tasks.adopt(&self.agent, task_id, from).await {
-            Ok(Some(record)) => record,
-            Ok(None) => return,
-            Err(error) => {
-                tracing::debug!(agent = %self.agent, task_id, error = error.message, "cannot adopt a task; trying again later");
-                return;
-            }
-        };
+        let Some(record) = self.become_owner(task_id, from).await else { return };
         tracing::debug!(agent = %self.agent, task_id, %from, "adopted a task");
         let options =
             CallOptions { mode: ReplyMode::Submit, caller: record.caller.clone(), ..CallOptions::default() };
-        if record.is_submitted {
-            // The replica may have died before it published the last change.
-            let (caller, memory) = (record.caller.clone(), &options.reply_memory);
-            self.publish(task_id, record.reply.clone(), record.revision, caller, memory).await;
-        }
         if record.state.is_final() || record.reply.is_err() {
             return;
         }
@@ -57,9 +44,37 @@ impl Actions {
             return;
         }
         if let Err(untracked) = self.follow_adopted(task_id, record, &options).await {
-            let Untracked { error, unpublished } = *untracked;
-            let error = self.record_untracked(error, &options, unpublished).await;
+            let Untracked { error, end } = *untracked;
+            let error = self.record_untracked(error, &options, end).await;
             tracing::debug!(agent = %self.agent, task_id, code = error.info.code.name(), "an adopted task is no longer tracked");
+        }
+    }
+
+    /// Makes this replica the owner of a task, and publishes its last change again, because the replica that is gone may
+    /// not have published it. Tries until the store has decided, or the bridge stops.
+    async fn become_owner(&self, task_id: &str, from: InstanceId) -> Option<TaskRecord> {
+        let (nonce, (mut pause, max_pause)) = (Uuid::new_v4(), RETRY);
+        loop {
+            let turn = self.state.tasks.turn(&self.agent, task_id).await;
+            match self.state.tasks.adopt(&self.agent, task_id, from, nonce).await {
+                Ok(Some(record)) => {
+                    if record.is_submitted {
+                        let (caller, memory) = (record.caller.clone(), ReplyMemory::default());
+                        self.publish(task_id, record.reply.clone(), record.revision, caller, &memory).await;
+                    }
+                    return Some(record);
+                }
+                Ok(None) => return None,
+                Err(error) => {
+                    tracing::debug!(agent = %self.agent, task_id, error = error.message, "cannot adopt a task yet");
+                }
+            }
+            drop(turn);
+            tokio::select! {
+                () = tokio::time::sleep(pause) => {}
+                () = self.call_shutdown.begun.cancelled() => return None,
+            }
+            pause = (pause * 2).min(max_pause);
         }
     }
 
@@ -84,7 +99,7 @@ impl Actions {
         record: TaskRecord,
         options: &CallOptions,
     ) -> Result<(), Box<Untracked>> {
-        let untracked = |error: ActionError| Err(Box::new(Untracked { error, unpublished: None }));
+        let untracked = |error: ActionError| Err(Box::new(Untracked { error, end: RunEnd::default() }));
         let deadline = record.seen_at + record.may_run_for;
         let skill = match &record.reply {
             Ok(outcome) => outcome.task.skill.clone(),
@@ -120,8 +135,8 @@ impl Actions {
                 match run.waiter.get_task(task_id, GET_TASK_TIMEOUT).await {
                     Ok(Polled::Task(task)) => {
                         let followed = Box::pin(run.follow_adopted(task)).await.map(drop);
-                        let unpublished = run.recorder.unpublished();
-                        return followed.map_err(|error| Box::new(Untracked { error, unpublished }));
+                        let end = run.recorder.end();
+                        return followed.map_err(|error| Box::new(Untracked { error, end }));
                     }
                     Ok(Polled::Failed(error)) if error.is_task_not_found() => {
                         return untracked(known_task_error(error, self.known_task_ref(task_id, skill)));
@@ -130,8 +145,8 @@ impl Actions {
                     Err(interruption) => {
                         let task = self.known_task_ref(task_id, skill);
                         let error = run.interrupted_for(interruption, Some(task)).await;
-                        let unpublished = run.recorder.unpublished();
-                        return Err(Box::new(Untracked { error, unpublished }));
+                        let end = run.recorder.end();
+                        return Err(Box::new(Untracked { error, end }));
                     }
                 }
             } else if is_local {

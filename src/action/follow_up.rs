@@ -108,8 +108,8 @@ pub(crate) async fn answer(
     };
     // Agents often quote an answer that they refuse.
     let error = ActionError { is_private: true, ..error.with_retries(&retries) };
-    let unpublished = run.recorder.unpublished();
-    Err(actions.record_untracked(error, options, unpublished).await)
+    let end = run.recorder.end();
+    Err(actions.record_untracked(error, options, end).await)
 }
 
 /// The agent of this replica is unavailable, but that of another one may have the question.
@@ -167,44 +167,63 @@ enum Checked {
     Elsewhere(InstanceId),
 }
 
-/// Whether another replica that is alive has asked the question.
-async fn is_with_other_replica(actions: &Actions, claim: &Claim, options: &CallOptions) -> bool {
-    let (peers, owner) = (&actions.state.peers, claim.owner());
-    actions.state.is_shared()
-        && !options.is_forwarded
-        && owner != peers.instance()
-        && peers.liveness(owner).await == Liveness::Alive
-}
-
 /// A question cannot be answered once its task has reached a final state, or asks under another id.
 async fn unless_ended(
     actions: &Actions,
     claim: Claim,
     options: &CallOptions,
 ) -> Result<Checked, ActionError> {
-    let (tasks, id) = (&actions.state.tasks, &claim.question.task_id);
-    let found = match tasks.find(&actions.agent, id).await {
-        // The copy of a replica that asked an earlier question may be outdated.
-        Ok(Some(record)) if claim.is_superseded_in(&record) => tasks.find_current(&actions.agent, id).await,
-        found => found,
+    let (state, id) = (&actions.state, &claim.question.task_id);
+    let found = match state.tasks.find_to_answer(&actions.agent, id).await {
+        Ok(found) => Ok(found),
+        // A question that this process could not write yet.
+        Err(error) => match state.tasks.find(&actions.agent, id).await {
+            Ok(Some(task)) if claim.is_named_in(&task) => Ok(Some(task)),
+            _ => Err(error),
+        },
     };
-    match found {
-        Ok(Some(record)) if record.state.is_final() || claim.is_superseded_in(&record) => {
-            claim.mark_expired().await;
-            Err(expired())
+    let task = match found {
+        Ok(task) => task,
+        Err(error) => {
+            claim.release().await;
+            return Err(error);
         }
-        // The replica that asked has not written the task yet. It knows its revision.
-        Ok(None) if is_with_other_replica(actions, &claim, options).await => {
-            let owner = claim.owner();
+    };
+    let (owner, own) = (claim.owner(), state.peers.instance());
+    let liveness = match &task {
+        Some(task) if task.state.is_final() => {
+            claim.mark_expired().await;
+            return Err(expired());
+        }
+        Some(task) if !state.is_shared() || claim.is_named_in(task) => {
+            return Ok(Checked::Open(Box::new(claim)));
+        }
+        None if !state.is_shared() || owner == own => return Ok(Checked::Open(Box::new(claim))),
+        // The replica that asked knows whether it is about to write the record that names the question.
+        _ if owner == own => None,
+        _ => Some(state.peers.liveness(owner).await),
+    };
+    match (liveness, task) {
+        (Some(Liveness::Alive), _) if !options.is_forwarded => {
             claim.release().await;
             Ok(Checked::Elsewhere(owner))
         }
-        Ok(_) => Ok(Checked::Open(Box::new(claim))),
-        Err(error) => {
-            claim.release().await;
-            Err(error)
+        (Some(Liveness::Dead), None) => Ok(Checked::Open(Box::new(claim))),
+        // Another replica adopts the task, and finds the question.
+        (Some(Liveness::Dead), Some(task)) if task.owner == owner => unanswerable(claim).await,
+        (None | Some(Liveness::Dead), _) => {
+            claim.mark_expired().await;
+            Err(expired())
         }
+        (Some(_), _) => unanswerable(claim).await,
     }
+}
+
+/// Only a replica that does not respond knows whether the question is valid.
+async fn unanswerable(claim: Claim) -> Result<Checked, ActionError> {
+    claim.release().await;
+    let message = "the replica that asked does not respond; try again in a few seconds";
+    Err(ActionError::new(Code::StateUnavailable, message))
 }
 
 /// Finds out whether the agent took an answer whose delivery failed. If the task has moved on, that is the reply; if

@@ -104,6 +104,8 @@ pub(crate) struct NatsPeers {
     table: Mutex<PeerTable>,
     /// How many others are in the table and have responded, for calls: they do not lock it.
     known: AtomicUsize,
+    /// When the last of the others was removed from the table, or this replica started.
+    alone_since: Mutex<Instant>,
     pings: SharedPings,
     deaths: broadcast::Sender<Death>,
     queries: OnceLock<Arc<dyn PeerQueries>>,
@@ -133,6 +135,7 @@ impl NatsPeers {
             guard: Arc::new(own_replies(&context.client, &context.guard)),
             table: Mutex::default(),
             known: AtomicUsize::new(0),
+            alone_since: Mutex::new(Instant::now()),
             pings: SharedPings::default(),
             deaths: broadcast::Sender::new(MAX_DEATHS),
             queries: OnceLock::new(),
@@ -307,7 +310,9 @@ impl NatsPeers {
     }
 
     fn update_known(&self, table: &PeerTable) {
-        self.known.store(table.len(), Relaxed);
+        if self.known.swap(table.len(), Relaxed) > 0 && table.len() == 0 {
+            *self.alone_since.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+        }
     }
 
     fn lock_table(&self) -> MutexGuard<'_, PeerTable> {
@@ -340,6 +345,11 @@ impl Peers for NatsPeers {
 
     fn others(&self) -> usize {
         self.known.load(Relaxed)
+    }
+
+    fn alone_for(&self) -> Option<Duration> {
+        let since = *self.alone_since.lock().unwrap_or_else(PoisonError::into_inner);
+        self.is_alone().then(|| since.elapsed())
     }
 
     fn liveness(&self, instance: InstanceId) -> BoxFuture<'_, Liveness> {

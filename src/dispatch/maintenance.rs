@@ -2,6 +2,7 @@
 //!
 //! - A question that is not answered in time expires, and its task is canceled at the agent.
 //! - When a replica is gone, one of the others adopts each of its open tasks and follows it.
+//! - A change of a task that the store did not confirm is written and published when the store responds.
 
 use std::collections::HashSet;
 use std::sync::{Arc, Weak};
@@ -28,6 +29,8 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 const SEARCH_PAUSE: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(600));
 /// Replicas wait for a random part of this before they search a store that is available again.
 const SEARCH_JITTER: Duration = Duration::from_secs(3);
+/// How often changes are written that the store has not confirmed.
+const LATE_WRITE_INTERVAL: Duration = Duration::from_millis(500);
 /// Only a process of its replica knows the task of a launched agent, and that replica may only have lost its
 /// connection. After this time the task counts as lost.
 const LOCAL_TASK_GRACE: Duration = RETURN_GRACE;
@@ -44,8 +47,17 @@ const CANCELS_AT_A_TIME: usize = 16;
 pub(crate) async fn run(dispatcher: Weak<Dispatcher>, deaths: broadcast::Receiver<Death>) {
     // Apart from each other: an agent may take long to cancel tasks.
     tokio::select! {
+        () = write_late(&dispatcher) => {}
         () = cancel_expired(&dispatcher) => {}
         () = adopt_from_gone(&dispatcher, deaths) => {}
+    }
+}
+
+async fn write_late(dispatcher: &Weak<Dispatcher>) {
+    loop {
+        tokio::time::sleep(LATE_WRITE_INTERVAL).await;
+        let Some(dispatcher) = dispatcher.upgrade() else { return };
+        dispatcher.actions.write_late().await;
     }
 }
 

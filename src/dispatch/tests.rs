@@ -17,7 +17,7 @@ use crate::memory::{MemoryAccount, MemoryBudget};
 use crate::process::child::ProcessHost;
 use crate::state::peers::Death;
 use crate::state::quota::{CallKind, QuotaKind};
-use crate::state::tasks::Observer;
+use crate::state::tasks::{Observer, Takeover};
 use crate::state::tests::{FaultyStore, alone, question, quotas, submitted};
 use crate::state::{RecordKind, State, StateStore};
 
@@ -255,7 +255,8 @@ async fn a_question_that_takes_long_to_expire_does_not_delay_an_adoption() {
     let (state, gone) = (shared(&store), shared(&store));
     let agent: Arc<str> = "a".into();
     state.follow_ups.issue(&agent, question(), Duration::ZERO).await.unwrap();
-    let began = Observer { began: std::time::SystemTime::now(), is_lookup: false, takes_ownership: true };
+    let began =
+        Observer { began: std::time::SystemTime::now(), is_lookup: false, takeover: Takeover::New, run: 0 };
     let task = submitted(crate::a2a::model::TaskState::Working);
     gone.tasks.record(&agent, "t", task, began).await.unwrap();
     *store.hangs.lock().unwrap() = Some(RecordKind::FollowUp);

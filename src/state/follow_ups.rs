@@ -210,8 +210,6 @@ enum Decision {
     Elsewhere(InstanceId),
     /// Another request holds a claim; its replica may be dead.
     ClaimedBy(InstanceId, Uuid),
-    /// A dead replica may have sent an answer.
-    MayHaveBeenSent,
 }
 
 /// What became of a question whose time is over.
@@ -308,6 +306,7 @@ impl FollowUps {
         self.claims.lock().insert(held.nonce);
         // A claim whose holder is dead, or has given it up.
         let (mut dead, mut given_up) = (None, None);
+        let mut is_missing = false;
         for _ in 0..MAX_ATTEMPTS {
             let mut owner = own;
             let decide = |known: Option<FollowUpRecord>| {
@@ -329,9 +328,8 @@ impl FollowUps {
                     FollowUpState::Answering { nonce, .. } if [dead, given_up].contains(&Some(nonce)) => {
                         Ok(record.with_state(claimed, Decision::Claimed(question)))
                     }
-                    FollowUpState::Sending { nonce, .. } if dead == Some(nonce) => {
-                        Ok(record.with_state(FollowUpState::Used, Decision::MayHaveBeenSent))
-                    }
+                    // Whoever adopts the task marks the id as used, and follows the task.
+                    FollowUpState::Sending { nonce, .. } if dead == Some(nonce) => Err(may_have_been_sent()),
                     // The end of that answer is about to be written.
                     FollowUpState::Sending { nonce, .. } if given_up == Some(nonce) => Err(used()),
                     FollowUpState::Answering { by, nonce } | FollowUpState::Sending { by, nonce } => {
@@ -348,13 +346,16 @@ impl FollowUps {
                     return Ok(ClaimResult::Claimed(Box::new(claim)));
                 }
                 Ok(Decision::Elsewhere(owner)) => return Ok(ClaimResult::Elsewhere(owner)),
-                Ok(Decision::MayHaveBeenSent) => return Err(may_have_been_sent()),
                 Ok(Decision::ClaimedBy(by, nonce)) => match self.holder_state(by, nonce).await? {
                     HolderState::Working => return Err(used()),
                     HolderState::GaveUp => given_up = Some(nonce),
                     HolderState::Dead => dead = Some(nonce),
                 },
-                Err(error) => return self.find_elsewhere(&held.key, error).await,
+                Err(error) => match self.find_elsewhere(&held.key, error).await {
+                    // The replica that had the record may have written it since it was not found.
+                    Err(error) if error.info.code == Code::NotFound && !is_missing => is_missing = true,
+                    found => return found,
+                },
             }
         }
         let message = "other answers to this question are still being processed; try again";
@@ -546,6 +547,28 @@ impl FollowUps {
         Ok(adopted)
     }
 
+    /// Finds the id of a question that a replica has asked and could not name in the record of the task before it was
+    /// gone. This process watches its expiry from now on.
+    pub(crate) async fn find_open(
+        &self,
+        agent: &Arc<str>,
+        task_id: &str,
+        fingerprint: &str,
+    ) -> Result<Option<FollowUp>, StoreUnavailable> {
+        let open = self.records.scan(agent).try_filter_map(|(key, record): (RecordKey, FollowUpRecord)| {
+            let question = &record.question;
+            let is_open = question.task_id == task_id
+                && question.fingerprint == fingerprint
+                && record.state_now() == FollowUpState::Pending;
+            let id = Uuid::try_parse(&key.id).ok().filter(|_| is_open);
+            std::future::ready(Ok(id.map(|id| (record.expires_ms, id))))
+        });
+        let Some((expires_ms, id)) = std::pin::pin!(open).try_next().await? else { return Ok(None) };
+        self.watch_expiry(agent, id, expires_ms);
+        let expires = SystemTime::UNIX_EPOCH + Duration::from_millis(expires_ms);
+        Ok(Some(FollowUp { id, expires_at: rfc3339_to_second(expires) }))
+    }
+
     /// The tasks of an agent to which a replica was sending an answer.
     pub(crate) fn sending<'a>(
         &'a self,
@@ -596,6 +619,11 @@ pub(crate) struct ClaimSender {
 }
 
 impl ClaimSender {
+    /// The follow-up id.
+    pub(crate) fn id(&self) -> Option<Uuid> {
+        Uuid::try_parse(&self.key.id).ok()
+    }
+
     /// The answer is about to be sent. An error means that nothing may be sent: the store is unavailable, or another
     /// replica considered this one dead and has taken the claim.
     pub(crate) async fn mark_sending(&self) -> Result<(), ActionError> {
@@ -614,12 +642,11 @@ impl ClaimSender {
 }
 
 impl Claim {
-    /// Whether another replica has taken over the task without this question, so that another id may be valid for it.
-    /// The record of the replica that asked may be on its way to the store, and names the id then.
-    pub(crate) fn is_superseded_in(&self, task: &TaskOutline) -> bool {
-        let id = self.held.as_ref().map(|held| held.key.id.as_str());
+    /// Whether a task names this id for its question. If it does not, the task has gone on, or asks under another id, or
+    /// the record that names the id is not in the store yet.
+    pub(crate) fn is_named_in(&self, task: &TaskOutline) -> bool {
         let named = task.follow_up.as_ref().map(|follow_up| follow_up.id.simple().to_string());
-        !task.owner.is_nil() && task.owner != self.owner && named.as_deref() != id
+        self.held.as_ref().is_some_and(|held| named.is_some_and(|named| named == held.key.id))
     }
 
     /// The replica that asked, or that has adopted the question.
@@ -668,19 +695,27 @@ impl HeldClaim {
     async fn abandon(self) {
         let answering = FollowUpState::Answering { by: self.instance, nonce: self.nonce };
         let is_unsent = move |state| state == answering;
-        self.write_end(
-            move |state| if is_unsent(state) { FollowUpState::Pending } else { FollowUpState::Used },
-        )
-        .await;
+        let end = move |state| if is_unsent(state) { FollowUpState::Pending } else { FollowUpState::Used };
+        self.write_end(end, Durability::Confirmed).await;
     }
 
     async fn end(self, state: FollowUpState) {
-        self.write_end(move |_| state).await;
+        // Before a release, the store may not have confirmed that the answer is about to be sent. That write may still be
+        // under way.
+        let durability = match state {
+            FollowUpState::Pending => Durability::Confirmed,
+            _ => Durability::Behind,
+        };
+        self.write_end(move |_| state, durability).await;
     }
 
     /// Writes the end of a claim, in the background if the store does not respond.
-    async fn write_end(self, end: impl Fn(FollowUpState) -> FollowUpState + Send + Sync + 'static) {
-        if self.try_write_end(&end).await {
+    async fn write_end(
+        self,
+        end: impl Fn(FollowUpState) -> FollowUpState + Send + Sync + 'static,
+        durability: Durability,
+    ) {
+        if self.try_write_end(&end, durability).await {
             return;
         }
         let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
@@ -688,7 +723,7 @@ impl HeldClaim {
             let (mut pause, max_pause) = END_RETRY;
             for _ in 0..MAX_END_ATTEMPTS {
                 tokio::time::sleep(pause).await;
-                if self.try_write_end(&end).await {
+                if self.try_write_end(&end, durability).await {
                     return;
                 }
                 pause = (pause * 2).min(max_pause);
@@ -697,7 +732,11 @@ impl HeldClaim {
         });
     }
 
-    async fn try_write_end(&self, end: &(impl Fn(FollowUpState) -> FollowUpState + Sync)) -> bool {
+    async fn try_write_end(
+        &self,
+        end: &(impl Fn(FollowUpState) -> FollowUpState + Sync),
+        durability: Durability,
+    ) -> bool {
         let write = |known: Option<FollowUpRecord>| {
             Ok(match known {
                 Some(record) if record.state.is_claimed_with(self.nonce) => {
@@ -708,8 +747,7 @@ impl HeldClaim {
             })
         };
         // No other request writes the record while this one holds the claim.
-        let written =
-            self.records.update_with(&self.key, Assumption::Nothing, Durability::Behind, write).await;
+        let written = self.records.update_with(&self.key, Assumption::Nothing, durability, write).await;
         if let Err(error) = &written {
             tracing::debug!(agent = %self.key.agent, error = error.message, "cannot record the state of a follow-up id yet");
         }

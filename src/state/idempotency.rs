@@ -205,8 +205,9 @@ impl Idempotency {
             check_body(&known.body_hash, &first.body_hash)?;
             Ok(Change::Keep(false))
         };
-        // Another replica might run the request while the store is unavailable.
-        let durability = match self.peers.is_alone() {
+        // While the store is unavailable, another replica might run the request, or one that is gone might have run it.
+        let remembered_for = limit.saturating_add(REPLY_TTL);
+        let durability = match self.peers.alone_for().is_some_and(|alone_for| alone_for > remembered_for) {
             true => Durability::Deferrable,
             false => Durability::Confirmed,
         };

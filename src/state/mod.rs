@@ -115,8 +115,10 @@ impl Hash for RecordKey {
 /// Whether a write may take effect later.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Durability {
-    /// The write is confirmed, or it fails.
+    /// The write is confirmed, or it fails. While no other replica can know the record, this process confirms it.
     Confirmed,
+    /// The shared store confirms the write, or it fails.
+    Shared,
     /// While the shared store is unavailable, this process keeps the record and writes it later. Only for records that
     /// no other replica writes.
     Deferrable,
@@ -308,6 +310,17 @@ impl State {
     /// Shares the tasks of calls that run for long.
     pub(crate) async fn share_long_running(&self) {
         self.tasks.share_long_running().await;
+    }
+
+    /// Expires a question whose record of the task was not written, unless the task names it all the same. Best effort:
+    /// an answer checks what the task names, too.
+    pub(crate) async fn expire_unless_named(&self, agent: &Arc<str>, task_id: &str, id: &Uuid) {
+        if let Ok(task) = self.tasks.find_current(agent, task_id).await {
+            let named = task.filter(|task| !task.state.is_final()).and_then(|task| task.follow_up);
+            if named.is_none_or(|named| named.id != *id) {
+                let _ = self.follow_ups.expire(agent, id).await;
+            }
+        }
     }
 
     pub(crate) fn store(&self) -> &dyn StateStore {

@@ -66,6 +66,9 @@ pub(crate) trait Peers: fmt::Debug + Send + Sync {
     /// How many other replicas are known to be alive.
     fn others(&self) -> usize;
 
+    /// For how long this process has run without knowing another replica. `None` if it knows one now.
+    fn alone_for(&self) -> Option<Duration>;
+
     /// Whether a replica is alive. Asks it if the last sign of life is not recent.
     fn liveness(&self, instance: InstanceId) -> BoxFuture<'_, Liveness>;
 
@@ -128,6 +131,10 @@ impl Peers for NoPeers {
 
     fn others(&self) -> usize {
         0
+    }
+
+    fn alone_for(&self) -> Option<Duration> {
+        Some(Duration::MAX)
     }
 
     fn liveness(&self, instance: InstanceId) -> BoxFuture<'_, Liveness> {

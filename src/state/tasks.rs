@@ -8,9 +8,9 @@
 //! gone, another replica [adopts](Tasks::adopt) the task. An owner that was cut off for so long notices it, because its
 //! next write finds another owner.
 //!
-//! The changes of a submitted task are published, each with a revision that counts them. The owner writes a change before
-//! it publishes it. A replica that adopts the task publishes the last change again, because the owner may have died in
-//! between.
+//! The changes of a submitted task are published, each with a revision that counts them. The owner publishes a change
+//! only after the store has [confirmed](confirmed) it, so no two replicas publish different changes with the same
+//! revision. A replica that adopts the task publishes the last change again, because the owner may have died in between.
 //!
 //! A record may hold a reply of many megabytes. Most requests do not need it: they get the [outline](TaskOutline) of the
 //! task.
@@ -18,12 +18,14 @@
 //! Every call has [reserved](super::quota::AgentQuota::reserve) room for the state of its task. If there is no room for
 //! the content as well, the record is without it.
 
+mod confirmed;
 pub(crate) mod list;
 #[cfg(test)]
 mod tests;
 mod turns;
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
@@ -33,20 +35,22 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use tokio::sync::OwnedMutexGuard;
 use uuid::Uuid;
 
+pub(crate) use self::confirmed::Takeover;
+use self::confirmed::Unconfirmed;
 use self::turns::Turns;
 use super::clock::{Instant, wall_time};
 use super::peers::{InstanceId, Peers};
 use super::quota::{QuotaKind, Quotas};
-use super::records::{Assumption, Change, Record, TypedRecords};
+use super::records::{Record, TypedRecords};
 use super::table::{self, BoundedTable, Entry, Full, Removed};
 use super::task_ends::{TaskEndSubscription, TaskEnds};
-use super::{Durability, Lifetime, RecordKey, RecordKind, StateStore, StoreUnavailable, quota};
+use super::{Lifetime, RecordKey, RecordKind, StateStore, StoreUnavailable, quota};
 use crate::a2a::model::{ALLOCATION_OVERHEAD, TaskState};
 use crate::caller::Caller;
 use crate::memory::OutOfMemory;
 use crate::reply::error::{ActionError, Code};
 use crate::reply::outcome::{FollowUp, Outcome, ReplyContent, ReplyStatus, TaskRef};
-use crate::reply::{self, Reply, for_storage};
+use crate::reply::{self, Reply};
 use crate::telemetry::log_limit::LogLimit;
 use crate::text;
 
@@ -55,9 +59,6 @@ const LONG_RUNNING: Duration = Duration::from_secs(1);
 /// The owner of a task that has ended before this time has published that. Longer than others take to notice that a
 /// replica is gone and to search for its tasks.
 const RECENT_END: Duration = Duration::from_secs(120);
-/// Attempts to record a change of a task of which this process knows nothing but the change, and the pause between them.
-const MAX_ATTEMPTS: u32 = 30;
-const ATTEMPT_PAUSE: Duration = Duration::from_millis(500);
 /// Maximum number of tasks that wait to be shared because they run for long.
 const MAX_WAITING_TO_BE_SHARED: usize = 100_000;
 /// Maximum bytes of the message of an error that is recorded without its content.
@@ -117,12 +118,14 @@ impl<T, E> TaskRecord<Result<T, E>> {
 
     /// Whether this record stays when `observer` has seen `new`.
     ///
-    /// A final state stays, unless it is from before the observing call began: then it belongs to an earlier
-    /// use of the same id, because some agents give every task of a conversation the same one. Anything
-    /// recorded during a lookup is newer than what the lookup has seen.
+    /// A final state stays, unless a call has begun a task with the same id since, because some agents give every task
+    /// of a conversation the same one. Anything recorded during a lookup is newer than what the lookup has seen.
     fn takes_precedence_over(&self, new: &TaskRecord, observer: Observer) -> bool {
-        let is_older_lookup = observer.is_lookup && !new.state.is_final();
-        (self.state.is_final() || is_older_lookup) && self.seen_at >= observer.began
+        let is_newer = self.seen_at >= observer.began;
+        match self.state.is_final() {
+            true => is_newer || observer.takeover != Takeover::New,
+            false => is_newer && observer.is_lookup && !new.state.is_final(),
+        }
     }
 
     /// Whether the task runs or waits, as far as the bridge knows.
@@ -257,30 +260,24 @@ impl TaskRecord {
 pub(crate) struct Observer {
     pub began: SystemTime,
     pub is_lookup: bool,
-    /// Whether this replica follows the task from now on, whoever did before: the call has just begun the task, or has
-    /// just answered its question.
-    pub takes_ownership: bool,
+    /// Whether this replica follows the task from now on, whoever did before.
+    pub takeover: Takeover,
+    /// Identifies the call that follows the task, among those of this process. 0 for a lookup.
+    pub run: u64,
 }
 
 #[derive(Debug)]
 pub(crate) enum RecordResult {
     Written {
         previous: Option<Box<TaskOutline>>,
-        /// The revision of the change, if it is to be published.
+        /// The revision of the change, if it is to be published. A change that the store has not confirmed yet has none:
+        /// [`Tasks::write_late`] returns it.
         update: Option<u64>,
     },
     /// Nothing was written: the existing record is final, or newer.
     Kept,
     /// Nothing was written: another replica follows the task, or may do so while the store is unavailable.
     TakenOver,
-}
-
-/// What became of a record for the store.
-struct Written {
-    result: RecordResult,
-    /// The task as it is in the store now, if this process has written it.
-    outline: Option<Arc<TaskOutline>>,
-    lifetime: Lifetime,
 }
 
 /// What became of a record for the local table.
@@ -300,8 +297,13 @@ pub(crate) struct Tasks {
     store: Arc<dyn StateStore>,
     peers: Arc<dyn Peers>,
     turns: Turns,
-    /// The tasks of calls in flight, until they have run for long, and tasks that wait until the store responds.
+    /// The tasks of calls in flight, until they have run for long.
     young: Mutex<VecDeque<(Instant, Arc<str>, String)>>,
+    /// The tasks with a change that the store has not confirmed.
+    unconfirmed: Mutex<HashSet<RecordKey>>,
+    /// Changes that have taken effect before another replica took over, and are not published.
+    landed: Mutex<HashMap<RecordKey, (u64, Reply)>>,
+    runs: AtomicU64,
 }
 
 /// For tasks that the store does not take.
@@ -320,8 +322,10 @@ enum LocalTask {
         ttl: Duration,
     },
     Record(Arc<TaskRecord>),
+    /// It belongs into the store, which has not confirmed the last change.
+    Unconfirmed(Arc<Unconfirmed>),
     /// The store has it. This is what this process has last written there, if it has: the store may not respond when
-    /// the next change is recorded.
+    /// the bridge stops tracking the task.
     InStore(Option<Arc<TaskOutline>>),
 }
 
@@ -340,9 +344,14 @@ impl LocalTask {
 
     /// The task without the content, for which there is no room.
     fn without_content(self) -> Self {
-        match self.record() {
-            Some(record) => Self::Record(Arc::new(Arc::unwrap_or_clone(record).without_content())),
-            None => Self::InStore(None),
+        match self {
+            Self::Unconfirmed(task) => {
+                Self::Unconfirmed(Arc::new(Arc::unwrap_or_clone(task).without_content()))
+            }
+            local => match local.record() {
+                Some(record) => Self::Record(Arc::new(Arc::unwrap_or_clone(record).without_content())),
+                None => Self::InStore(None),
+            },
         }
     }
 
@@ -351,6 +360,7 @@ impl LocalTask {
         match self {
             Self::Ended { .. } => of_reply,
             Self::Record(record) => record.allocated() + of_reply,
+            Self::Unconfirmed(task) => task.record.allocated() + of_reply,
             Self::InStore(written) => {
                 let follow_up =
                     |task: &Arc<TaskOutline>| task.follow_up.as_ref().map_or(0, FollowUp::allocated);
@@ -379,6 +389,7 @@ impl LocalTask {
                 open_for: Duration::ZERO,
             })),
             Self::Record(record) => Some(record),
+            Self::Unconfirmed(task) => Some(Arc::new(task.record.clone())),
             Self::InStore(_) => None,
         }
     }
@@ -398,7 +409,15 @@ impl Tasks {
             peers: Arc::clone(peers),
             turns: Turns::default(),
             young: Mutex::default(),
+            unconfirmed: Mutex::default(),
+            landed: Mutex::default(),
+            runs: AtomicU64::new(1),
         }
+    }
+
+    /// A number for a call that follows a task.
+    pub(crate) fn next_run(&self) -> u64 {
+        self.runs.fetch_add(1, Relaxed)
     }
 
     /// Whether another replica follows a task.
@@ -407,20 +426,10 @@ impl Tasks {
         (!owner.is_nil() && owner != self.peers.instance()).then_some(owner)
     }
 
-    /// Whether a record that this process has kept makes it the owner of the task.
-    fn is_own<R>(&self, kept: &TaskRecord<R>) -> bool {
-        kept.owner == self.peers.instance() && (kept.is_submitted || kept.follow_up.is_some())
-    }
-
-    /// How many tasks wait to be written.
-    #[cfg(test)]
-    pub(super) fn waiting(&self) -> usize {
-        self.young.lock().unwrap_or_else(PoisonError::into_inner).len()
-    }
-
     /// Whether this process knows a task that may not be in the store.
     pub(super) fn is_known_here(&self, key: &RecordKey) -> bool {
-        matches!(self.get_local(&key.agent, &key.id), Some(LocalTask::Ended { .. } | LocalTask::Record(_)))
+        let local = self.get_local(&key.agent, &key.id);
+        local.is_some_and(|local| !matches!(local, LocalTask::InStore(_)))
     }
 
     /// Whether this process knows that a task belongs to the caller of the key.
@@ -428,6 +437,7 @@ impl Tasks {
         match self.get_local(&key.agent, &key.id) {
             Some(LocalTask::Ended { caller, .. }) => caller == key.caller,
             Some(LocalTask::Record(record)) => record.caller == key.caller,
+            Some(LocalTask::Unconfirmed(task)) => task.record.caller == key.caller,
             Some(LocalTask::InStore(Some(task))) => task.caller == key.caller,
             Some(LocalTask::InStore(None)) | None => false,
         }
@@ -451,10 +461,10 @@ impl Tasks {
         }
     }
 
-    /// Finds a task as the store has it now, in spite of a copy in this process.
+    /// Finds a task as the store has it now, in spite of what this process knows.
     pub(crate) async fn find_current(&self, agent: &Arc<str>, id: &str) -> FindResult {
         self.store.forget(RecordKind::Task, &RecordKey::new(agent, id));
-        self.find(agent, id).await
+        self.find_in_store(agent, id).await
     }
 
     /// The reply of a task that any replica has seen. `charge` charges its memory in place of what it charged before.
@@ -496,7 +506,8 @@ impl Tasks {
             true => LocalResult::InStore(Box::new(new)),
             false => self.record_locally(agent, id, new, observer),
         };
-        if observer.takes_ownership && matches!(local, LocalResult::Recorded(_)) && !is_final {
+        let is_followed = observer.takeover != Takeover::None;
+        if is_followed && matches!(local, LocalResult::Recorded(_)) && !is_final {
             self.share_later(agent, id);
         }
         let result = match local {
@@ -518,14 +529,20 @@ impl Tasks {
 
     /// Records why the bridge no longer tracks a task, for lookups while the agent is unavailable. A final state
     /// stays, and so does an open question: a caller can still answer it. Returns the revision of the change if it is to
-    /// be published.
-    pub(crate) async fn mark_untracked(&self, agent: &Arc<str>, id: &str, why: &ActionError) -> Option<u64> {
+    /// be published. `run` is the call that has followed the task.
+    pub(crate) async fn mark_untracked(
+        &self,
+        agent: &Arc<str>,
+        id: &str,
+        why: &ActionError,
+        run: u64,
+    ) -> Option<u64> {
         let known = match self.find_seen_here(agent, id).await {
             Ok(known) => known,
             Err(_) => self.last_written(agent, id).map(Arc::unwrap_or_clone),
         };
         let known = known.filter(|known| !known.state.is_settled())?;
-        let observer = Observer { began: known.seen_at, is_lookup: false, takes_ownership: false };
+        let observer = Observer { began: known.seen_at, is_lookup: false, takeover: Takeover::None, run };
         let untracked = TaskRecord {
             may_run_for: Duration::ZERO,
             seen_at: wall_time(),
@@ -567,33 +584,13 @@ impl Tasks {
 
     async fn share(&self, agent: &Arc<str>, id: &str) {
         let Some(LocalTask::Record(record)) = self.get_local(agent, id) else { return };
-        if record.is_shared() {
-            return self.write_kept(agent, id, &record).await;
-        }
         if !record.is_open() {
             return;
         }
-        let observer = Observer { began: record.seen_at, is_lookup: false, takes_ownership: true };
+        let observer = Observer { began: record.seen_at, is_lookup: false, takeover: Takeover::New, run: 0 };
         let record = Arc::unwrap_or_clone(record);
         if let Err(error) = self.record_in_store(agent, id, record, observer).await {
             tracing::debug!(%agent, task = id, error = error.message, "cannot share a task that runs for long");
-        }
-    }
-
-    /// Writes a task that this process has kept while the store did not respond. Its change is published already.
-    async fn write_kept(&self, agent: &Arc<str>, id: &str, kept: &Arc<TaskRecord>) {
-        let _turn = self.turn(agent, id).await;
-        let takes_ownership = self.is_own(kept);
-        let observer = Observer { began: kept.seen_at, is_lookup: false, takes_ownership };
-        let written = self.write_to_store(agent, id, kept, Some(&kept.outline()), observer).await;
-        let is_current =
-            matches!(self.get_local(agent, id), Some(LocalTask::Record(known)) if Arc::ptr_eq(&known, kept));
-        match written {
-            Ok(Written { outline, lifetime, .. }) if is_current => {
-                self.put_local(agent, id, &kept.caller, LocalTask::InStore(outline), 0, lifetime);
-            }
-            Ok(_) => {}
-            Err(_) => self.share_later(agent, id),
         }
     }
 
@@ -601,7 +598,7 @@ impl Tasks {
     fn last_written(&self, agent: &Arc<str>, id: &str) -> Option<Arc<TaskOutline>> {
         match self.get_local(agent, id)? {
             LocalTask::InStore(written) => written,
-            LocalTask::Ended { .. } | LocalTask::Record(_) => None,
+            LocalTask::Ended { .. } | LocalTask::Record(_) | LocalTask::Unconfirmed(_) => None,
         }
     }
 
@@ -619,38 +616,6 @@ impl Tasks {
         )
     }
 
-    /// Adopts the task of a replica that is gone: this process follows it from now on. Of several replicas, one succeeds;
-    /// it gets the task with its last reply.
-    pub(crate) async fn adopt(
-        &self,
-        agent: &Arc<str>,
-        id: &str,
-        from: InstanceId,
-    ) -> Result<Option<TaskRecord>, ActionError> {
-        let (own, nonce) = (self.peers.instance(), Uuid::new_v4());
-        let adopt = |known: Option<StoredTask>| {
-            let Some(known) = known else { return Ok(Change::Keep(None)) };
-            // An earlier attempt of this write was stored after all.
-            if known.nonce == nonce {
-                return Ok(Change::Keep(Some(known.task)));
-            }
-            if known.task.owner != from || !known.task.is_adoptable() {
-                return Ok(Change::Keep(None));
-            }
-            let task = TaskRecord { owner: own, ..known.task };
-            let lifetime = Lifetime { ttl: task.expires_in(), protected_for: task.open_for };
-            let adopted = Some(task.clone());
-            Ok(Change::Write(StoredTask { task, nonce }, lifetime, adopted))
-        };
-        let adopted = self.records.update(&RecordKey::new(agent, id), adopt).await?;
-        if let Some(task) = &adopted {
-            let lifetime = Lifetime { ttl: task.expires_in(), protected_for: task.open_for };
-            let outline = Arc::new(task.outline());
-            self.put_local(agent, id, &task.caller, LocalTask::InStore(Some(outline)), 0, lifetime);
-        }
-        Ok(adopted)
-    }
-
     /// Records the task of a call in mode `final` or `stream` in one step.
     fn record_locally(
         &self,
@@ -665,7 +630,9 @@ impl Tasks {
         let entry = local.entry(agent, id, now, &mut removed).of_caller(&new.caller);
         let previous = match entry.value() {
             None => None,
-            Some(LocalTask::InStore(_)) => return LocalResult::InStore(Box::new(new)),
+            Some(LocalTask::InStore(_) | LocalTask::Unconfirmed(_)) => {
+                return LocalResult::InStore(Box::new(new));
+            }
             Some(known) => known.outline(),
         };
         if previous.as_ref().is_some_and(|known| known.takes_precedence_over(&new, observer)) {
@@ -684,169 +651,6 @@ impl Tasks {
             }
         }
         LocalResult::Recorded(RecordResult::Written { previous: previous.map(Box::new), update })
-    }
-
-    async fn record_in_store(
-        &self,
-        agent: &Arc<str>,
-        id: &str,
-        new: TaskRecord,
-        mut observer: Observer,
-    ) -> Result<RecordResult, ActionError> {
-        let local = self.get_local(agent, id).and_then(|local| local.outline());
-        // The record that made this process the owner is not written yet.
-        observer.takes_ownership |= local.as_ref().is_some_and(|local| self.is_own(local));
-        if local.as_ref().is_some_and(|known| known.takes_precedence_over(&new, observer)) {
-            return Ok(RecordResult::Kept);
-        }
-        let mut written = self.write_to_store(agent, id, &new, local.as_ref(), observer).await;
-        for _ in 0..MAX_ATTEMPTS {
-            // Without the record, the revision of the change is not known.
-            let is_unavailable =
-                |error: &ActionError| error.info.code == Code::StateUnavailable && self.store.is_shared();
-            let is_known = local.is_some() || self.is_sole_writer(agent, id, observer);
-            if is_known || self.needs_confirmation(observer) || !written.as_ref().is_err_and(is_unavailable) {
-                break;
-            }
-            tokio::time::sleep(ATTEMPT_PAUSE).await;
-            written = self.write_to_store(agent, id, &new, local.as_ref(), observer).await;
-        }
-        let is_full = |error: &ActionError| error.info.code == Code::Busy;
-        if written.as_ref().is_err_and(is_full) {
-            let state_only = new.clone().without_content();
-            written = self.write_to_store(agent, id, &state_only, local.as_ref(), observer).await;
-        }
-        match written {
-            Ok(Written { result: RecordResult::TakenOver, .. }) => {
-                // This process no longer decides about the task.
-                if self.get_local(agent, id).is_some() {
-                    let lifetime = Lifetime::evictable(new.expires_in());
-                    self.put_local(agent, id, &new.caller, LocalTask::InStore(None), 0, lifetime);
-                }
-                Ok(RecordResult::TakenOver)
-            }
-            Ok(Written { result, outline, lifetime }) => {
-                self.put_local(agent, id, &new.caller, LocalTask::InStore(outline), 0, lifetime);
-                Ok(result)
-            }
-            Err(error) => {
-                tracing::debug!(%agent, task = id, error = error.message, "cannot write a task to the state store");
-                if self.needs_confirmation(observer) {
-                    return Ok(RecordResult::TakenOver);
-                }
-                if error.info.code == Code::Busy
-                    && let Some(tasks) = UNSTORED.add(std::time::Instant::now())
-                {
-                    tracing::warn!(
-                        %agent, tasks, error = error.message,
-                        "tasks are not in JetStream, only in the memory of this bridge (logged once a minute)"
-                    );
-                }
-                // While the store is unavailable, this process keeps the record, and writes it later.
-                let local = local.or_else(|| self.last_written(agent, id).map(Arc::unwrap_or_clone));
-                let lifetime = new.lifetime(local.as_ref(), observer);
-                let of_reply = reply::allocated(&new.reply);
-                let mut new = new;
-                new.is_submitted |= local.as_ref().is_some_and(|local| local.is_submitted);
-                new.owner = if observer.takes_ownership { self.peers.instance() } else { InstanceId::nil() };
-                let update = next_revision(&mut new, local.as_ref());
-                let (caller, task) = (new.caller.clone(), LocalTask::Record(Arc::new(new)));
-                match self.put_local(agent, id, &caller, task, of_reply, lifetime) {
-                    true => {
-                        self.share_later(agent, id);
-                        Ok(RecordResult::Written { previous: local.map(Box::new), update })
-                    }
-                    false => Err(quota::refusal(agent, QuotaKind::SharedTask)),
-                }
-            }
-        }
-    }
-
-    async fn write_to_store(
-        &self,
-        agent: &Arc<str>,
-        id: &str,
-        new: &TaskRecord,
-        local: Option<&TaskOutline>,
-        observer: Observer,
-    ) -> Result<Written, ActionError> {
-        let (nonce, own) = (Uuid::new_v4(), self.peers.instance());
-        let mut lifetime = new.lifetime(local, observer);
-        let (mut written, mut outline) = (None, None);
-        let decide = |known: Option<StoredTask<TaskOutline>>| {
-            // An earlier attempt of this write was stored after all.
-            if known.as_ref().is_some_and(|known| known.nonce == nonce)
-                && let Some((previous, update)) = written.take()
-            {
-                return Ok(Change::Keep(RecordResult::Written { previous, update }));
-            }
-            let known = known.map(|known| known.task);
-            if let Some(known) = &known {
-                // A lookup may see the end of a task that waits, which nobody follows. Whoever writes it publishes it.
-                let has_seen_end = observer.is_lookup && new.state.is_final() && known.state.awaits_caller();
-                if !observer.takes_ownership && !has_seen_end && self.other_owner(known).is_some() {
-                    return Ok(Change::Keep(RecordResult::TakenOver));
-                }
-                if known.takes_precedence_over(new, observer) {
-                    return Ok(Change::Keep(RecordResult::Kept));
-                }
-            }
-            let previous = match (known, local) {
-                // This process has published changes that it could not write.
-                (Some(known), Some(local)) if known.revision < local.revision => Some(local.clone()),
-                (known, local) => known.or_else(|| local.cloned()),
-            };
-            lifetime = new.lifetime(previous.as_ref(), observer);
-            let task = new.clone();
-            let mut task = TaskRecord { reply: for_storage(task.reply), owner: own, ..task };
-            task.is_submitted |= previous.as_ref().is_some_and(|previous| previous.is_submitted);
-            let update = next_revision(&mut task, previous.as_ref());
-            let previous = previous.map(Box::new);
-            written = Some((previous.clone(), update));
-            let result = RecordResult::Written { previous, update };
-            // Nobody waits for the record of a call that only runs for long. A change of a submitted task is published
-            // only after it is written, whoever has seen it.
-            let is_shared = task.is_shared();
-            outline = is_shared.then(|| Arc::new(task.outline()));
-            let stored = StoredTask { task, nonce };
-            Ok(match is_shared {
-                true => Change::Write(stored, lifetime, result),
-                false => Change::WriteBehind(stored, lifetime, result),
-            })
-        };
-        // A task that this process has not put into the store is most probably not there.
-        let is_new = match self.get_local(agent, id) {
-            None => true,
-            Some(LocalTask::Ended { .. }) => true,
-            Some(LocalTask::Record(kept)) => !kept.is_shared(),
-            Some(LocalTask::InStore(_)) => false,
-        };
-        let assumption = match is_new && !observer.is_lookup {
-            true => Assumption::Absent,
-            false => Assumption::Nothing,
-        };
-        let durability = match assumption == Assumption::Absent || self.is_sole_writer(agent, id, observer) {
-            true => Durability::Deferrable,
-            false => Durability::Confirmed,
-        };
-        let key = RecordKey::new(agent, id).of_caller(&new.caller);
-        let result = self.records.update_with(&key, assumption, durability, decide).await?;
-        Ok(Written { result, outline, lifetime })
-    }
-
-    /// Whether what an observer has seen counts only once the store has it. A lookup may be at a replica that followed
-    /// the task before, and does not know that another one follows it now.
-    fn needs_confirmation(&self, observer: Observer) -> bool {
-        observer.is_lookup && !self.peers.is_alone()
-    }
-
-    /// Whether no other replica writes a task in the store: this process has written it last, and it does not wait for
-    /// an answer, after which the replica that sends the answer follows it.
-    fn is_sole_writer(&self, agent: &Arc<str>, id: &str, observer: Observer) -> bool {
-        let is_followed_here =
-            |task: Arc<TaskOutline>| observer.takes_ownership || !task.state.awaits_caller();
-        self.peers.is_alone()
-            || (!observer.is_lookup && self.last_written(agent, id).is_some_and(is_followed_here))
     }
 
     async fn find_in_store(&self, agent: &Arc<str>, id: &str) -> FindResult {
@@ -923,6 +727,7 @@ fn put(
         task = task.without_content();
         of_reply = match &task {
             LocalTask::Record(record) => reply::allocated(&record.reply),
+            LocalTask::Unconfirmed(task) => reply::allocated(&task.record.reply),
             LocalTask::Ended { .. } | LocalTask::InStore(_) => 0,
         };
     }
@@ -935,6 +740,12 @@ struct StoredTask<T = TaskRecord> {
     task: T,
     /// Identifies the write.
     nonce: Uuid,
+    /// The last write of the owner before this one, which may not know that it took effect.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    replaced: Option<Uuid>,
+    /// The call of the owner that follows the task; 0 if it is not known.
+    #[serde(default)]
+    run: u64,
 }
 
 impl Record for StoredTask {

@@ -20,7 +20,7 @@ use super::memory::MemoryStore;
 use super::peers::{Holder, InstanceId, Liveness, NoPeers, Peers};
 use super::quota::Quotas;
 use super::stats::StoreStats;
-use super::tasks::{Observer, RecordResult, TaskRecord, Tasks};
+use super::tasks::{Observer, RecordResult, Takeover, TaskRecord, Tasks};
 use super::{
     Durability, Lifetime, RecordKey, RecordKind, Revision, StateStore, StoreUnavailable, StoredRecord,
     WriteError,
@@ -226,6 +226,10 @@ impl Peers for AllAlive {
         1
     }
 
+    fn alone_for(&self) -> Option<Duration> {
+        None
+    }
+
     fn liveness(&self, _: InstanceId) -> BoxFuture<'_, Liveness> {
         ready(Liveness::Alive).boxed()
     }
@@ -347,8 +351,10 @@ async fn a_change_of_a_task_is_reported_once_when_its_write_is_not_confirmed(
 ) {
     let store = FaultyStore::new(&[]);
     let tasks = Tasks::new(&as_store(&store), &quotas(), &alone());
-    let (agent, began): (Arc<str>, _) =
-        ("a".into(), Observer { began: SystemTime::now(), is_lookup: false, takes_ownership: true });
+    let (agent, began): (Arc<str>, _) = (
+        "a".into(),
+        Observer { began: SystemTime::now(), is_lookup: false, takeover: Takeover::New, run: 0 },
+    );
     tasks.record(&agent, "t", submitted(TaskState::Working), began).await.unwrap();
     store.faults.lock().unwrap().push_back(fault);
     let recorded = tasks.record(&agent, "t", submitted(TaskState::Completed), began).await.unwrap();
@@ -370,7 +376,7 @@ async fn a_task_is_kept_locally_while_the_store_is_unavailable() {
             &agent,
             "t",
             submitted(TaskState::Working),
-            Observer { began: SystemTime::now(), is_lookup: false, takes_ownership: true },
+            Observer { began: SystemTime::now(), is_lookup: false, takeover: Takeover::New, run: 0 },
         )
         .await
         .unwrap();

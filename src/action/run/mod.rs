@@ -49,7 +49,7 @@ use crate::state::task_ends::TaskEndSubscription;
 use crate::telemetry::trace_context::TraceContext;
 use crate::text::error_chain;
 pub(super) use poller::{PollSchedule, Polled, Poller};
-pub(super) use recorder::asks_question;
+pub(super) use recorder::{RunEnd, asks_question};
 use recorder::{TaskRecorder, unreadable};
 use waiter::AgentWaiter;
 pub(super) use waiter::Interruption;

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, SystemTime};
 
 use sha2::{Digest as _, Sha256};
+use uuid::Uuid;
 
 use super::{Purpose, RunInput};
 use crate::a2a::model::{Message, Part, Task, TaskState};
@@ -15,8 +16,8 @@ use crate::offload;
 use crate::reply::Reply;
 use crate::reply::error::{ActionError, Code};
 use crate::reply::outcome::{FollowUp, Outcome, ReplyStatus, TaskRef};
-use crate::state::follow_ups::{FollowUpState, NewFollowUp, OpenQuestion};
-use crate::state::tasks::{Observer, RecordResult, TaskRecord};
+use crate::state::follow_ups::{ClaimSender, FollowUpState, NewFollowUp, OpenQuestion};
+use crate::state::tasks::{Observer, RecordResult, Takeover, TaskRecord};
 use crate::telemetry::spans;
 use crate::text::hex;
 
@@ -25,10 +26,21 @@ pub(in crate::action) struct TaskRecorder<'a> {
     pub(super) actions: &'a Actions,
     pub(super) input: RunInput<'a>,
     pub(super) began: SystemTime,
-    /// Whether the next record makes this replica the owner of the task.
-    takes_ownership: AtomicBool,
+    /// Identifies the call among those of this process that follow the task.
+    run: u64,
+    /// Whether nothing is recorded yet.
+    is_first: AtomicBool,
     /// The revision of a change that was recorded and not published; 0 if there is none.
     unpublished: AtomicU64,
+}
+
+/// What remains of a run that ends with an error.
+#[derive(Debug, Clone, Copy, Default)]
+pub(in crate::action) struct RunEnd {
+    /// Identifies the run.
+    pub run: u64,
+    /// The revision of the change that [`TaskRecorder::record_unpublished`] has recorded.
+    pub unpublished: Option<u64>,
 }
 
 pub(super) struct Observation {
@@ -42,14 +54,30 @@ pub(super) struct Observation {
 
 impl<'a> TaskRecorder<'a> {
     pub(super) fn new(actions: &'a Actions, input: RunInput<'a>) -> Self {
-        let begins = matches!(input.purpose, Purpose::NewTask { .. } | Purpose::Answer { .. });
-        Self {
-            actions,
-            input,
-            began: SystemTime::now(),
-            takes_ownership: begins.into(),
-            unpublished: 0.into(),
+        let run = match input.purpose {
+            Purpose::ReadOrCancel => 0,
+            Purpose::NewTask { .. } | Purpose::Answer { .. } | Purpose::Adopted => {
+                actions.state.tasks.next_run()
+            }
+        };
+        let (is_first, unpublished) = (true.into(), 0.into());
+        Self { actions, input, began: SystemTime::now(), run, is_first, unpublished }
+    }
+
+    /// Whether the next record makes this replica the owner of the task.
+    fn takeover(&self) -> Takeover {
+        let is_first = self.is_first.swap(false, Relaxed);
+        match self.input.purpose {
+            Purpose::NewTask { .. } if is_first => Takeover::New,
+            Purpose::NewTask { .. } => Takeover::None,
+            Purpose::Answer { .. } => self.answered().map_or(Takeover::None, Takeover::Answer),
+            Purpose::Adopted | Purpose::ReadOrCancel => Takeover::None,
         }
+    }
+
+    /// The follow-up id that the call answers.
+    fn answered(&self) -> Option<Uuid> {
+        self.input.claim.as_ref().and_then(ClaimSender::id)
     }
 
     /// Records the state of a task, publishes the change if the task was submitted, and builds the reply. If the task
@@ -85,14 +113,16 @@ impl<'a> TaskRecorder<'a> {
     /// Records the state of a task after the bridge has canceled it. The error of the run is published in its place,
     /// because that has the reason.
     pub(super) async fn record_unpublished(&self, task: &Task) {
+        let _turn = self.actions.state.tasks.turn(&self.actions.agent, &task.id).await;
         if let Ok(Observation { update: Some(revision), .. }) = self.record(task, "", None).await {
             self.unpublished.store(revision, Relaxed);
         }
     }
 
-    /// The revision of the change that [`Self::record_unpublished`] has recorded.
-    pub(in crate::action) fn unpublished(&self) -> Option<u64> {
-        Some(self.unpublished.load(Relaxed)).filter(|revision| *revision > 0)
+    /// What remains of the run when it ends with an error.
+    pub(in crate::action) fn end(&self) -> RunEnd {
+        let unpublished = Some(self.unpublished.load(Relaxed)).filter(|revision| *revision > 0);
+        RunEnd { run: self.run, unpublished }
     }
 
     /// Records the state of a task and builds the reply, like [`Self::observe`], but publishes nothing.
@@ -143,31 +173,35 @@ impl<'a> TaskRecorder<'a> {
         tracing::Span::current().record("task", task.id.as_str());
         spans::set_task(&task.id, outcome.task.context_id.as_deref());
         let is_lookup = matches!(self.input.purpose, Purpose::ReadOrCancel);
-        let takes_ownership = self.takes_ownership.swap(false, Relaxed);
-        let observer = Observer { began: self.began, is_lookup, takes_ownership };
+        let observer = Observer { began: self.began, is_lookup, takeover: self.takeover(), run: self.run };
         let new_follow_up_id = new_follow_up.as_ref().map(|new| new.follow_up.id);
         let recorded = match new_follow_up {
             None => state.tasks.record(agent, &task.id, record, observer).await,
-            // Together, because each may take a round trip.
-            Some(new) => {
-                let store = Box::pin(state.follow_ups.store(agent, new));
-                let (stored, recorded) =
-                    tokio::join!(store, state.tasks.record(agent, &task.id, record, observer));
-                stored.and(recorded)
-            }
+            // The question first: whoever reads the task must find it.
+            Some(new) => match Box::pin(state.follow_ups.store(agent, new)).await {
+                Ok(()) => state.tasks.record(agent, &task.id, record, observer).await,
+                Err(error) => Err(error),
+            },
         };
         let recorded = recorded.map_err(|error| {
             let task_ref = self.task_ref(Some(task.id.clone()), task.context_id.clone());
             error.after_reaching_agent().with_task(task_ref)
         });
-        let (previous, update) = match recorded? {
+        let recorded = recorded?;
+        if !matches!(recorded, RecordResult::Written { .. })
+            && let Some((revision, reply)) = state.tasks.take_landed(agent, &task.id)
+        {
+            let (caller, memory) = (self.input.caller.clone(), self.input.reply_memory);
+            self.actions.publish(&task.id, reply, revision, caller, memory).await;
+        }
+        let (previous, update) = match recorded {
             RecordResult::Written { previous, update } => (previous, update),
             // The call goes on for its caller. The record of the other replica names the id for the question, if there
             // is one.
             RecordResult::TakenOver => {
                 let mut outcome = outcome;
                 if let Some(id) = new_follow_up_id {
-                    let _ = Box::pin(state.follow_ups.expire(agent, &id)).await;
+                    Box::pin(state.expire_unless_named(agent, &task.id, &id)).await;
                     outcome = self.kept_outcome(&task.id, size).await?.unwrap_or(outcome);
                 }
                 return Ok(Observation { outcome, source, update: None, is_taken_over: true });
@@ -175,7 +209,7 @@ impl<'a> TaskRecorder<'a> {
             // Another call has recorded the end, or a newer state.
             RecordResult::Kept => {
                 if let Some(id) = new_follow_up_id {
-                    let _ = Box::pin(state.follow_ups.expire(agent, &id)).await;
+                    Box::pin(state.expire_unless_named(agent, &task.id, &id)).await;
                 }
                 let outcome = match task.state.is_final() {
                     true => outcome,
@@ -222,7 +256,6 @@ impl<'a> TaskRecorder<'a> {
                 return Ok((known, None));
             }
         }
-        let is_answer = matches!(self.input.purpose, Purpose::Answer { .. });
         let previous = match self.input.purpose {
             Purpose::NewTask { .. } => state.tasks.find_seen_here(agent, &task.id).await?,
             Purpose::Answer { .. } | Purpose::Adopted | Purpose::ReadOrCancel => {
@@ -230,10 +263,15 @@ impl<'a> TaskRecorder<'a> {
             }
         };
         if let Some(open) = previous.and_then(|previous| previous.follow_up)
+            // After an answer, the agent may ask the same question again.
+            && Some(open.id) != self.answered()
             && let Some(record) = state.follow_ups.find(agent, &open.id).await?
             && record.is_for(&fingerprint)
-            // After an answer, the agent may ask the same question again.
-            && (record.state == FollowUpState::Pending || !is_answer)
+        {
+            return Ok((open, None));
+        }
+        if matches!(self.input.purpose, Purpose::Adopted)
+            && let Some(open) = state.follow_ups.find_open(agent, &task.id, &fingerprint).await?
         {
             return Ok((open, None));
         }

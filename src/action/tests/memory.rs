@@ -17,7 +17,7 @@ use crate::action::request::{
 use crate::memory::{MemoryAccount, MemoryBudget};
 use crate::reply::error::Code;
 use crate::reply::outcome::{Outcome, ReplyContent, ReplyStatus, TaskRef};
-use crate::state::tasks::{Observer, TaskRecord};
+use crate::state::tasks::{Observer, Takeover, TaskRecord};
 
 const MIB: usize = 1 << 20;
 const HOUR: Duration = Duration::from_secs(3600);
@@ -308,7 +308,8 @@ async fn a_task_for_whose_record_there_is_no_room_is_canceled() {
             ttl: HOUR,
             open_for: HOUR,
         };
-        let observer = Observer { began: SystemTime::UNIX_EPOCH, is_lookup: false, takes_ownership: true };
+        let observer =
+            Observer { began: SystemTime::UNIX_EPOCH, is_lookup: false, takeover: Takeover::New, run: 0 };
         state.tasks.record(&actions.agent, id, record, observer).await
     };
     let mut running = 0;

@@ -65,6 +65,10 @@ impl Peers for Pair {
         1
     }
 
+    fn alone_for(&self) -> Option<Duration> {
+        None
+    }
+
     fn liveness(&self, _: InstanceId) -> BoxFuture<'_, Liveness> {
         ready(self.known().liveness).boxed()
     }

@@ -213,7 +213,7 @@ impl ReplicatedStore {
             match self.find_deferred(kind, key, expected, &value, lifetime, durability)? {
                 Found::Replaced(revision) => return Ok(revision),
                 Found::Taken(in_flight, base) => {
-                    return self.write_over_deferred(in_flight, base, expected, lifetime).await;
+                    return self.write_over_deferred(in_flight, base, expected, lifetime, durability).await;
                 }
                 Found::InFlight => {
                     tokio::time::timeout_at(deadline, landed).await.map_err(|_| WriteError::Unavailable)?;
@@ -283,7 +283,7 @@ impl ReplicatedStore {
         if write.record.revision != expected {
             return Err(WriteError::Conflict);
         }
-        if durability != Durability::Confirmed {
+        if matches!(durability, Durability::Deferrable | Durability::Behind) {
             return self.replace_deferred(&mut deferred, kind, key, value, lifetime).map(Found::Replaced);
         }
         if write.is_in_flight {
@@ -319,14 +319,16 @@ impl ReplicatedStore {
         base: Revision,
         expected: Revision,
         lifetime: Lifetime,
+        durability: Durability,
     ) -> Result<Revision, WriteError> {
         let (kind, key, value) = (in_flight.kind, in_flight.key.clone(), in_flight.value.clone());
-        let durability = Durability::Confirmed;
         let written = self.shared.write(kind, &key, base, value.clone(), lifetime, durability).await;
         match in_flight.land(written, lifetime).await {
             Landing::Stored(revision) => Ok(revision),
             Landing::Rebased(_) | Landing::TakenOver => Err(WriteError::Conflict),
-            Landing::Failed(WriteError::Unavailable) if !self.is_required => {
+            Landing::Failed(WriteError::Unavailable)
+                if durability == Durability::Confirmed && !self.is_required =>
+            {
                 let mut deferred = self.deferred();
                 match deferred.get(kind, &key) {
                     Some(write) if write.record.revision != expected || write.is_in_flight => {

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use rstest::rstest;
 
 use super::super::sessions::SessionId;
-use super::super::tasks::Observer;
+use super::super::tasks::{Observer, Takeover};
 use super::super::tests::{Fault, FaultyStore, alone, quotas, submitted};
 use super::*;
 use crate::a2a::model::TaskState;
@@ -449,7 +449,7 @@ async fn a_refusal_says_what_is_full() {
     }
     // A submitted task is followed in memory.
     shared.is_full.store(true, Relaxed);
-    let began = Observer { began: wall_time(), is_lookup: false, takes_ownership: true };
+    let began = Observer { began: wall_time(), is_lookup: false, takeover: Takeover::New, run: 0 };
     state.tasks.record(&agent, "t", submitted(TaskState::Working), began).await.unwrap();
     assert!(state.tasks.find(&agent, "t").await.unwrap().is_some());
 }

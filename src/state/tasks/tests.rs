@@ -49,7 +49,7 @@ async fn message(tasks: &Tasks, agent: &Arc<str>) -> String {
 #[tokio::test]
 async fn the_task_of_a_plain_call_stays_in_its_process() {
     let (one, other, agent) = replicas();
-    let began = Observer { began: SystemTime::now(), is_lookup: false, takes_ownership: true };
+    let began = Observer { began: SystemTime::now(), is_lookup: false, takeover: Takeover::New, run: 0 };
     one.record(&agent, "t", task(TaskState::Working, "w"), began).await.unwrap();
     assert_eq!(message(&one, &agent).await, "w");
     assert!(other.find(&agent, "t").await.unwrap().is_none());
@@ -59,7 +59,7 @@ async fn the_task_of_a_plain_call_stays_in_its_process() {
 #[tokio::test]
 async fn a_submitted_task_is_known_at_every_replica_until_its_end() {
     let (one, other, agent) = replicas();
-    let began = Observer { began: SystemTime::now(), is_lookup: false, takes_ownership: true };
+    let began = Observer { began: SystemTime::now(), is_lookup: false, takeover: Takeover::New, run: 0 };
     one.record(&agent, "t", task(TaskState::Working, "named"), began).await.unwrap();
     let recorded = one.record(&agent, "t", submitted(TaskState::Working, "w"), began).await.unwrap();
     assert!(
@@ -77,14 +77,15 @@ async fn a_submitted_task_is_known_at_every_replica_until_its_end() {
 #[tokio::test]
 async fn the_first_end_of_a_task_stays_but_its_id_can_be_reused() {
     let (one, _, agent) = replicas();
-    let began = Observer { began: SystemTime::now(), is_lookup: false, takes_ownership: true };
+    let began = Observer { began: SystemTime::now(), is_lookup: false, takeover: Takeover::New, run: 0 };
     one.record(&agent, "t", task(TaskState::Completed, "first"), began).await.unwrap();
     let again = one.record(&agent, "t", task(TaskState::Working, "older lookup"), began).await.unwrap();
     assert!(matches!(again, RecordResult::Kept));
     let later = Observer {
         began: SystemTime::now() + Duration::from_millis(1),
         is_lookup: false,
-        takes_ownership: true,
+        takeover: Takeover::New,
+        run: 0,
     };
     let next = one.record(&agent, "t", task(TaskState::Working, "next call"), later).await.unwrap();
     assert!(matches!(next, RecordResult::Written { .. }));
@@ -93,8 +94,8 @@ async fn the_first_end_of_a_task_stays_but_its_id_can_be_reused() {
 #[tokio::test]
 async fn a_lookup_does_not_undo_a_newer_record() {
     let (one, _, agent) = replicas();
-    let call = Observer { began: SystemTime::now(), is_lookup: false, takes_ownership: true };
-    let lookup = Observer { began: SystemTime::now(), is_lookup: true, takes_ownership: false };
+    let call = Observer { began: SystemTime::now(), is_lookup: false, takeover: Takeover::New, run: 0 };
+    let lookup = Observer { began: SystemTime::now(), is_lookup: true, takeover: Takeover::None, run: 0 };
     one.record(&agent, "t", submitted(TaskState::InputRequired, "which?"), call).await.unwrap();
     let older = one.record(&agent, "t", task(TaskState::Working, "older"), lookup).await.unwrap();
     assert!(matches!(older, RecordResult::Kept));
@@ -109,8 +110,8 @@ async fn a_lookup_that_sees_the_end_of_a_task_notifies_the_call_that_follows_it(
     let (one, _, agent) = replicas();
     let began = SystemTime::now();
     let (call, lookup) = (
-        Observer { began, is_lookup: false, takes_ownership: true },
-        Observer { began, is_lookup: true, takes_ownership: false },
+        Observer { began, is_lookup: false, takeover: Takeover::New, run: 0 },
+        Observer { began, is_lookup: true, takeover: Takeover::None, run: 0 },
     );
     let (here, stored, own) = (
         one.subscribe_to_end(&agent, "here"),
@@ -136,20 +137,20 @@ async fn a_lookup_that_sees_the_end_of_a_task_notifies_the_call_that_follows_it(
 #[tokio::test]
 async fn an_untracked_task_says_why_unless_it_has_ended() {
     let (one, _, agent) = replicas();
-    let began = Observer { began: SystemTime::now(), is_lookup: false, takes_ownership: true };
+    let began = Observer { began: SystemTime::now(), is_lookup: false, takeover: Takeover::New, run: 0 };
     let why = ActionError::new(Code::OutcomeUnknown, "cut off");
     one.record(&agent, "t", submitted(TaskState::Working, "w"), began).await.unwrap();
-    one.mark_untracked(&agent, "t", &why).await;
+    one.mark_untracked(&agent, "t", &why, 0).await;
     assert_eq!(reply_of(&one, &agent).await.unwrap_err().message, "cut off");
     one.record(&agent, "t", submitted(TaskState::Completed, "done"), began).await.unwrap();
-    one.mark_untracked(&agent, "t", &why).await;
+    one.mark_untracked(&agent, "t", &why, 0).await;
     assert_eq!(message(&one, &agent).await, "done");
 }
 
 #[tokio::test]
 async fn a_task_expires() {
     let (one, _, agent) = replicas();
-    let began = Observer { began: SystemTime::now(), is_lookup: false, takes_ownership: true };
+    let began = Observer { began: SystemTime::now(), is_lookup: false, takeover: Takeover::New, run: 0 };
     let short =
         |may_run_for| TaskRecord { may_run_for, ttl: Duration::ZERO, ..task(TaskState::Working, "w") };
     one.record(&agent, "t", short(HOUR), began).await.unwrap();
@@ -161,7 +162,7 @@ async fn a_task_expires() {
 #[tokio::test(start_paused = true)]
 async fn expired_tasks_are_freed_even_without_writes() {
     let (state, agent) = (State::default(), "a".into());
-    let began = Observer { began: SystemTime::now(), is_lookup: false, takes_ownership: true };
+    let began = Observer { began: SystemTime::now(), is_lookup: false, takeover: Takeover::New, run: 0 };
     let short = TaskRecord { ttl: Duration::from_nanos(1), ..task(TaskState::Completed, "done") };
     state.tasks.record(&agent, "t", short, began).await.unwrap();
     assert_eq!(state.tasks.local().rows(), 1);
@@ -172,8 +173,8 @@ async fn expired_tasks_are_freed_even_without_writes() {
 #[test]
 fn a_record_is_protected_while_a_call_follows_the_task_or_a_caller_can_answer() {
     let (call, lookup) = (
-        Observer { began: SystemTime::now(), is_lookup: false, takes_ownership: true },
-        Observer { began: SystemTime::now(), is_lookup: true, takes_ownership: false },
+        Observer { began: SystemTime::now(), is_lookup: false, takeover: Takeover::New, run: 0 },
+        Observer { began: SystemTime::now(), is_lookup: true, takeover: Takeover::None, run: 0 },
     );
     let open = |state| TaskRecord { open_for: HOUR, ..task(state, "text") };
     let working = open(TaskState::Working);
@@ -196,7 +197,7 @@ fn a_record_is_protected_while_a_call_follows_the_task_or_a_caller_can_answer() 
 async fn large_records_are_read_and_written_as_offloaded_work() {
     let (one, other, _) = replicas();
     let agent: Arc<str> = "offloaded".into();
-    let began = Observer { began: SystemTime::now(), is_lookup: false, takes_ownership: true };
+    let began = Observer { began: SystemTime::now(), is_lookup: false, takeover: Takeover::New, run: 0 };
     let (large, text) = ("large", "x".repeat(1 << 20));
     one.record(&agent, large, submitted(TaskState::Working, &text), began).await.unwrap();
     one.record(&agent, "small", submitted(TaskState::Working, "w"), began).await.unwrap();
@@ -214,7 +215,7 @@ async fn large_records_are_read_and_written_as_offloaded_work() {
 #[tokio::test]
 async fn the_reply_of_a_task_is_charged_before_it_is_decoded_and_its_outline_is_not() {
     let (one, other, agent) = replicas();
-    let began = Observer { began: SystemTime::now(), is_lookup: false, takes_ownership: true };
+    let began = Observer { began: SystemTime::now(), is_lookup: false, takeover: Takeover::New, run: 0 };
     let text = "x".repeat(1 << 20);
     one.record(&agent, "t", submitted(TaskState::Working, &text), began).await.unwrap();
     one.record(&agent, "local", task(TaskState::Completed, &text), began).await.unwrap();

@@ -11,7 +11,7 @@ use super::super::idempotency::{FirstRequest, Reservation};
 use super::super::memory::MemoryStore;
 use super::super::quota::{CallKind, QuotaKind, Quotas};
 use super::super::sessions::{SessionId, SessionPlace};
-use super::super::tasks::{Observer, TaskRecord};
+use super::super::tasks::{Observer, Takeover, TaskRecord};
 use super::super::{State, StateStore};
 use super::{HOUR, alone, claimed, free, outcome, question, submitted};
 use crate::a2a::model::TaskState;
@@ -26,7 +26,8 @@ fn plain(state: TaskState, message: String) -> TaskRecord {
     TaskRecord { reply: Ok(Arc::new(outcome)), is_submitted: false, ..submitted(state) }
 }
 
-const CALL: Observer = Observer { began: SystemTime::UNIX_EPOCH, is_lookup: false, takes_ownership: true };
+const CALL: Observer =
+    Observer { began: SystemTime::UNIX_EPOCH, is_lookup: false, takeover: Takeover::New, run: 0 };
 
 static CALLER: LazyLock<Caller> = LazyLock::new(Caller::default);
 

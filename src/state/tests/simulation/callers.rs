@@ -73,7 +73,9 @@ fn begin(world: &Arc<World>, task: usize) {
     let this = Arc::clone(world);
     world.spawner.spawn(Owner::World, async move {
         let reply = this.call(replica.index, replica.begin(task, is_submitted(task))).await;
+        // The caller of a submitted task gets the id from an update, or from a lookup.
         if let Some(Ok(outcome)) = reply
+            && !is_submitted(task)
             && let Some(follow_up) = &outcome.follow_up
         {
             this.tell(follow_up.id);
@@ -107,6 +109,7 @@ async fn answer_persistently(world: Arc<World>, id: Uuid) {
 pub(super) async fn answer_once(world: &Arc<World>, id: Uuid) -> Option<Result<(), Code>> {
     let replica = world.any_running().and_then(|index| world.replica(index))?;
     let index = replica.index;
+    let was_out_of_reach = world.is_out_of_reach(id);
     let reply = match world.fails(world.mix.abandoned) {
         true => {
             world.count("abandoned answers");
@@ -126,7 +129,8 @@ pub(super) async fn answer_once(world: &Arc<World>, id: Uuid) -> Option<Result<(
                     | Code::FollowUpUsed
                     | Code::FollowUpExpired
                     | Code::OutcomeUnknown
-            ) || (code == Code::NotFound && (world.is_lost(id) || world.is_out_of_reach(id)))
+            ) || (code == Code::NotFound
+                && (world.is_lost(id) || was_out_of_reach || world.is_out_of_reach(id)))
         }
     };
     if !is_expected {

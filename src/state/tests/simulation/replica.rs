@@ -22,7 +22,7 @@ use super::super::super::follow_ups::{
 use super::super::super::peers::{Holder, InstanceId, Liveness, Peers};
 use super::super::super::quota::Quotas;
 use super::super::super::replicated::ReplicatedStore;
-use super::super::super::tasks::{Observer, RecordResult, TaskOutline, TaskRecord};
+use super::super::super::tasks::{Observer, RecordResult, Takeover, TaskOutline, TaskRecord};
 use super::super::super::{RecordKey, RecordKind, StateStore};
 use super::super::free;
 use super::agent::{Seen, SendError};
@@ -61,13 +61,26 @@ pub(super) struct Run {
     purpose: Purpose,
     is_submit: bool,
     began: SystemTime,
-    takes_ownership: AtomicBool,
+    is_first: AtomicBool,
+    /// The follow-up id that it answers.
+    answered: Option<Uuid>,
+    number: u64,
 }
 
 impl Run {
-    pub(super) fn new(purpose: Purpose, is_submit: bool) -> Self {
-        let begins = matches!(purpose, Purpose::NewTask | Purpose::Answer);
-        Self { purpose, is_submit, began: wall_time(), takes_ownership: begins.into() }
+    fn new(state: &State, purpose: Purpose, is_submit: bool) -> Self {
+        let number = if purpose == Purpose::Lookup { 0 } else { state.tasks.next_run() };
+        Self { purpose, is_submit, began: wall_time(), is_first: true.into(), answered: None, number }
+    }
+
+    fn takeover(&self) -> Takeover {
+        let is_first = self.is_first.swap(false, Relaxed);
+        match self.purpose {
+            Purpose::NewTask if is_first => Takeover::New,
+            Purpose::NewTask => Takeover::None,
+            Purpose::Answer => self.answered.map_or(Takeover::None, Takeover::Answer),
+            Purpose::Adopted | Purpose::Lookup => Takeover::None,
+        }
     }
 }
 
@@ -96,6 +109,7 @@ impl Replica {
         replica.spawn(|this| async move { this.store.flush_continuously().await });
         replica.spawn(|this| async move { this.state.share_long_running().await });
         replica.spawn(|this| this.publish_updates(queue));
+        replica.spawn(Self::write_late);
         replica.spawn(Self::expire_questions);
         replica.spawn(Self::adopt_from_dead);
         replica
@@ -174,18 +188,15 @@ impl Replica {
             ttl: HOUR,
             open_for: may_run_for,
         };
-        let takes_ownership = run.takes_ownership.swap(false, Relaxed);
         let is_lookup = run.purpose == Purpose::Lookup;
-        let observer = Observer { began: run.began, is_lookup, takes_ownership };
+        let observer = Observer { began: run.began, is_lookup, takeover: run.takeover(), run: run.number };
         let new_id = new_follow_up.as_ref().map(|new| new.follow_up.id);
         let recorded = match new_follow_up {
             None => state.tasks.record(agent, &id, record, observer).await,
-            Some(new) => {
-                let store = Box::pin(state.follow_ups.store(agent, new));
-                let (stored, recorded) =
-                    tokio::join!(store, state.tasks.record(agent, &id, record, observer));
-                stored.and(recorded)
-            }
+            Some(new) => match state.follow_ups.store(agent, new).await {
+                Ok(()) => state.tasks.record(agent, &id, record, observer).await,
+                Err(error) => Err(error),
+            },
         };
         let recorded = recorded.map_err(|error| error.after_reaching_agent().with_task(task_ref.clone()))?;
         self.log(|| {
@@ -195,6 +206,11 @@ impl Replica {
             };
             format!("{:?} observes {seen:?}: {what}", run.purpose)
         });
+        if !matches!(recorded, RecordResult::Written { .. })
+            && let Some((revision, reply)) = state.tasks.take_landed(agent, &id)
+        {
+            self.publish(seen.task, &reply, revision);
+        }
         let (previous, update) = match recorded {
             RecordResult::Written { previous, update } => (previous, update),
             RecordResult::TakenOver if run.is_submit => {
@@ -205,13 +221,13 @@ impl Replica {
             }
             RecordResult::TakenOver => {
                 let Some(new_id) = new_id else { return Ok(outcome) };
-                let _ = state.follow_ups.expire(agent, &new_id).await;
+                state.expire_unless_named(agent, &id, &new_id).await;
                 let kept = state.tasks.reply(agent, &id, free).await?;
                 return Ok(kept.and_then(Reply::ok).unwrap_or(outcome));
             }
             RecordResult::Kept => {
-                if let Some(id) = new_id {
-                    let _ = state.follow_ups.expire(agent, &id).await;
+                if let Some(new_id) = new_id {
+                    state.expire_unless_named(agent, &id, &new_id).await;
                 }
                 if seen.state.is_final() {
                     return Ok(outcome);
@@ -252,16 +268,20 @@ impl Replica {
                 return Ok((known, None));
             }
         }
-        let is_answer = run.purpose == Purpose::Answer;
         let previous = match run.purpose {
             Purpose::NewTask => state.tasks.find_seen_here(agent, &id).await?,
             Purpose::Answer | Purpose::Adopted | Purpose::Lookup => state.tasks.find(agent, &id).await?,
         };
         if let Some(open) = previous.and_then(|previous| previous.follow_up)
+            // After an answer, the agent may ask the same question again.
+            && Some(open.id) != run.answered
             && let Some(record) = state.follow_ups.find(agent, &open.id).await?
             && record.is_for(fingerprint)
-            // After an answer, the agent may ask the same question again.
-            && (record.state == FollowUpState::Pending || !is_answer)
+        {
+            return Ok((open, None));
+        }
+        if run.purpose == Purpose::Adopted
+            && let Some(open) = state.follow_ups.find_open(agent, &id, fingerprint).await?
         {
             return Ok((open, None));
         }
@@ -289,12 +309,12 @@ impl Replica {
 
     /// Begins a task, and follows it until it asks or ends.
     pub(super) async fn begin(self, task: usize, is_submit: bool) -> Result<Arc<Outcome>, ActionError> {
-        let run = Run::new(Purpose::NewTask, is_submit);
+        let run = Run::new(&self.state, Purpose::NewTask, is_submit);
         let begun = self.world.begin_task(task).await.map_err(|_| agent_unavailable())?;
         let result = self.follow(&run, begun).await;
         match result {
             Ok(outcome) => Ok(outcome),
-            Err(error) => Err(self.record_untracked(task, error).await),
+            Err(error) => Err(self.record_untracked(&run, task, error).await),
         }
     }
 
@@ -319,12 +339,16 @@ impl Replica {
     }
 
     /// As in `Actions::record_untracked`.
-    async fn record_untracked(&self, task: usize, error: ActionError) -> ActionError {
+    async fn record_untracked(&self, run: &Run, task: usize, error: ActionError) -> ActionError {
         self.log(|| format!("no longer tracks task {task}: {}", error.message));
+        let _turn = self.state.tasks.turn(&self.agent, &task_id(task)).await;
         if error.task.is_some()
-            && let Some(revision) = self.state.tasks.mark_untracked(&self.agent, &task_id(task), &error).await
+            && let Some(revision) =
+                self.state.tasks.mark_untracked(&self.agent, &task_id(task), &error, run.number).await
         {
             self.publish(task, &Err(error.clone()), revision);
+        } else if let Some((revision, reply)) = self.state.tasks.take_landed(&self.agent, &task_id(task)) {
+            self.publish(task, &reply, revision);
         }
         error
     }
@@ -352,7 +376,8 @@ impl Replica {
             ) else {
                 panic!("a task of the simulation")
             };
-            let run = Run::new(Purpose::Answer, self.is_submitted(task));
+            let run =
+                Run { answered: Some(id), ..Run::new(&self.state, Purpose::Answer, self.is_submitted(task)) };
             let seen = self.world.get_task(task).await;
             if seen.as_ref().is_some_and(|seen| !seen.is_settled()) {
                 claim.release().await;
@@ -369,7 +394,7 @@ impl Replica {
             let sender = claim.sender().expect("a claim that is held");
             let number = {
                 let mut sent = self.world.sent.lock().unwrap();
-                sent.push(Sent { id, is_released: false });
+                sent.push(Sent { id, by: self.index, is_released: false });
                 sent.len() - 1
             };
             let released = || {
@@ -424,7 +449,7 @@ impl Replica {
                 }
                 Ok(())
             }
-            Err(error) => Err(self.record_untracked(task, error).await),
+            Err(error) => Err(self.record_untracked(run, task, error).await),
         }
     }
 
@@ -452,30 +477,47 @@ impl Replica {
         is_forwarded: bool,
     ) -> Result<Result<Claim, InstanceId>, ActionError> {
         let (tasks, id) = (&self.state.tasks, &claim.question.task_id);
-        let found = match tasks.find(&self.agent, id).await {
-            // The copy of a replica that asked an earlier question may be outdated.
-            Ok(Some(record)) if claim.is_superseded_in(&record) => tasks.find_current(&self.agent, id).await,
-            found => found,
+        let found = match tasks.find_to_answer(&self.agent, id).await {
+            Ok(found) => Ok(found),
+            Err(error) => match tasks.find(&self.agent, id).await {
+                Ok(Some(task)) if claim.is_named_in(&task) => Ok(Some(task)),
+                _ => Err(error),
+            },
         };
-        match found {
-            Ok(Some(record)) if record.state.is_final() || claim.is_superseded_in(&record) => {
-                claim.mark_expired().await;
-                Err(expired())
+        let task = match found {
+            Ok(task) => task,
+            Err(error) => {
+                claim.release().await;
+                return Err(error);
             }
-            Ok(None)
-                if !is_forwarded
-                    && claim.owner() != self.state.peers.instance()
-                    && self.state.peers.liveness(claim.owner()).await == Liveness::Alive =>
-            {
-                let owner = claim.owner();
+        };
+        let (owner, own) = (claim.owner(), self.state.peers.instance());
+        let liveness = match &task {
+            Some(task) if task.state.is_final() => {
+                claim.mark_expired().await;
+                return Err(expired());
+            }
+            Some(task) if claim.is_named_in(task) => return Ok(Ok(claim)),
+            None if owner == own => return Ok(Ok(claim)),
+            _ if owner == own => None,
+            _ => Some(self.state.peers.liveness(owner).await),
+        };
+        let unanswerable = async |claim: Claim| {
+            claim.release().await;
+            Err(ActionError::new(Code::StateUnavailable, "the replica that asked does not respond"))
+        };
+        match (liveness, task) {
+            (Some(Liveness::Alive), _) if !is_forwarded => {
                 claim.release().await;
                 Ok(Err(owner))
             }
-            Ok(_) => Ok(Ok(claim)),
-            Err(error) => {
-                claim.release().await;
-                Err(error)
+            (Some(Liveness::Dead), None) => Ok(Ok(claim)),
+            (Some(Liveness::Dead), Some(task)) if task.owner == owner => unanswerable(claim).await,
+            (None | Some(Liveness::Dead), _) => {
+                claim.mark_expired().await;
+                Err(expired())
             }
+            (Some(_), _) => unanswerable(claim).await,
         }
     }
 
@@ -544,7 +586,7 @@ impl Replica {
                 return reply;
             }
             if !record.state.is_final() {
-                let run = Run::new(Purpose::Lookup, false);
+                let run = Run::new(&self.state, Purpose::Lookup, false);
                 let seen = match cancels {
                     true => self.world.cancel_task(task).await,
                     false => self.world.get_task(task).await,
@@ -555,6 +597,32 @@ impl Replica {
             }
             self.state.tasks.reply(&self.agent, &id, free).await?.ok_or_else(not_found)?
         })
+    }
+
+    /// As in `Actions::write_late`.
+    async fn write_late(self) {
+        let (state, agent) = (&self.state, &self.agent);
+        loop {
+            tokio::time::sleep(Duration::from_millis(500)).await;
+            for id in state.tasks.unconfirmed(agent) {
+                let Ok(task) = id.trim_start_matches('t').parse::<usize>() else { continue };
+                let _turn = state.tasks.turn(agent, &id).await;
+                let Some(late) = state.tasks.write_late(agent, &id).await else { continue };
+                self.log(|| {
+                    format!(
+                        "late write of task {task}: {:?}",
+                        late.update.as_ref().map(|(revision, _)| revision)
+                    )
+                });
+                self.world.count("changes that were confirmed late");
+                if let Some((revision, reply)) = late.update {
+                    self.publish(task, &reply, revision);
+                }
+                if let Some(obsolete) = late.obsolete {
+                    state.expire_unless_named(agent, &id, &obsolete).await;
+                }
+            }
+        }
     }
 
     /// As in `dispatch::maintenance::cancel_expired`.
@@ -642,15 +710,31 @@ impl Replica {
         }
     }
 
+    /// As in `Actions::become_owner`.
+    async fn become_owner(&self, id: &str, task: usize, from: InstanceId) -> Option<TaskRecord> {
+        let nonce = Uuid::new_v4();
+        loop {
+            let turn = self.state.tasks.turn(&self.agent, id).await;
+            match self.state.tasks.adopt(&self.agent, id, from, nonce).await {
+                Ok(Some(record)) => {
+                    self.world.count("adoptions");
+                    self.log(|| format!("adopts task {task} at revision {}", record.revision));
+                    if record.is_submitted {
+                        self.publish(task, &record.reply, record.revision);
+                    }
+                    return Some(record);
+                }
+                Ok(None) => return None,
+                Err(_) => drop(turn),
+            }
+            tokio::time::sleep(Duration::from_secs(2)).await;
+        }
+    }
+
     /// As in `Actions::adopt_task`.
     async fn adopt(&self, id: &str, outline: &TaskOutline, from: InstanceId) {
         let Ok(task) = id.trim_start_matches('t').parse::<usize>() else { return };
-        let Ok(Some(record)) = self.state.tasks.adopt(&self.agent, id, from).await else { return };
-        self.world.count("adoptions");
-        self.log(|| format!("adopts task {task} at revision {}", record.revision));
-        if record.is_submitted {
-            self.publish(task, &record.reply, record.revision);
-        }
+        let Some(record) = self.become_owner(id, task, from).await else { return };
         if record.state.is_final() || record.reply.is_err() {
             return;
         }
@@ -666,7 +750,7 @@ impl Replica {
         if record.state == TaskState::InputRequired && is_open {
             return;
         }
-        let run = Run::new(Purpose::Adopted, true);
+        let run = Run::new(&self.state, Purpose::Adopted, true);
         let seen = loop {
             match self.world.get_task(task).await {
                 Some(seen) => break seen,
@@ -674,7 +758,7 @@ impl Replica {
             }
         };
         if let Err(error) = self.follow(&run, seen).await {
-            self.record_untracked(task, error).await;
+            self.record_untracked(&run, task, error).await;
         }
     }
 }

@@ -307,6 +307,15 @@ impl Peers for SimulatedPeers {
         self.others().len()
     }
 
+    fn alone_for(&self) -> Option<Duration> {
+        let replicas = self.world.replicas();
+        let mut since = replicas.get(self.replica)?.started;
+        for other in replicas.iter().filter(|status| status.instance != self.instance) {
+            since = since.max(other.dead_since()?);
+        }
+        Some(since.elapsed()).filter(|_| since <= Instant::now())
+    }
+
     fn liveness(&self, instance: InstanceId) -> BoxFuture<'_, Liveness> {
         async move {
             self.world.latency().await;

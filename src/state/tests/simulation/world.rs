@@ -94,6 +94,7 @@ impl Counts {
 pub(super) struct ReplicaStatus {
     pub instance: InstanceId,
     pub is_running: bool,
+    pub started: Instant,
     skew_ms: i64,
     /// Cut off from NATS: neither the store nor other replicas can be reached.
     cut_off_until: Option<Instant>,
@@ -104,6 +105,13 @@ pub(super) struct ReplicaStatus {
     unreachable_since: Option<Instant>,
     /// How long other replicas take to consider it dead.
     detection: Duration,
+}
+
+impl ReplicaStatus {
+    /// When the others consider it dead, if they do.
+    pub(super) fn dead_since(&self) -> Option<Instant> {
+        self.unreachable_since.map(|since| since + self.detection)
+    }
 }
 
 /// A change of a task that was published.
@@ -135,7 +143,8 @@ pub(super) struct Issued {
 #[derive(Debug, Clone)]
 pub(super) struct Sent {
     pub id: Uuid,
-    /// Whether the replica has found out that the agent did not take it, and has released the id.
+    pub by: usize,
+    /// Whether the replica has found out that the agent did not take it, and releases the id.
     pub is_released: bool,
 }
 
@@ -294,6 +303,7 @@ impl World {
         replicas.push(ReplicaStatus {
             instance,
             is_running: true,
+            started: Instant::now(),
             skew_ms,
             cut_off_until: None,
             stalled_until: None,
@@ -574,6 +584,13 @@ impl World {
     pub(super) fn violation(&self, text: String) {
         self.log(|| format!("VIOLATION: {text}"));
         lock(&self.violations).push(text);
+    }
+
+    /// Whether an answer under this id was sent, as far as replicas can know: one that has crashed may not have written
+    /// that it has released the id.
+    pub(super) fn was_sent(&self, id: Uuid) -> bool {
+        let sent = lock(&self.sent).clone();
+        sent.iter().any(|sent| sent.id == id && !(sent.is_released && self.is_running(sent.by)))
     }
 
     /// A caller knows an id from now on.
