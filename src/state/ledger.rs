@@ -6,10 +6,11 @@
 //!
 //! A *holder* is a verified caller, or all unverified callers of one agent. It may hold at most as much as is still free: one
 //! alone at most a half, two a third each, and there is always room for another one. Each replica has an equal part of the
-//! bucket. At the start, a replica takes its part of what it finds in the buckets (`ReplicatedStore::load_usage`).
+//! bucket. At the start, and when replicas appear or are gone, a replica takes its part of what it finds in the buckets
+//! (`ReplicatedStore::load_usage`).
 //!
-//! The ledger is an estimate. A record whose row is no longer in memory counts as it was when it was created, and so does what
-//! a replica wrote that is gone. An eighth of each bucket is left for that, and for records that grow.
+//! The ledger is an estimate. A record whose row is no longer in memory counts as it was when it was created. An eighth of
+//! each bucket is left for that, and for records that grow.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
@@ -79,6 +80,19 @@ impl Ledger {
             replicas: AtomicUsize::new(1),
             is_tight: Default::default(),
             kinds: Default::default(),
+        }
+    }
+
+    /// An empty ledger with the same clock.
+    pub(super) fn empty(&self) -> Self {
+        Self { began: self.began, ..Self::new() }
+    }
+
+    /// Takes over what another ledger has.
+    pub(super) fn replace(&self, other: &Self) {
+        for kind in RecordKind::ALL {
+            let found = std::mem::take(&mut *other.lock(kind));
+            *self.lock(kind) = found;
         }
     }
 

@@ -20,8 +20,8 @@ const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 /// The same when the bridge stops.
 const STOP_RETRY_INTERVAL: Duration = Duration::from_millis(50);
 
-/// How soon the sizes of the records in the shared store are read again if that has failed, and how often.
-const LOAD_RETRY: (Duration, usize) = (Duration::from_secs(5), 24);
+/// How often the flusher checks whether to read the sizes of the records in the shared store.
+const LOAD_INTERVAL: Duration = Duration::from_secs(5);
 /// For records that the shared store does not take.
 static UNSTORED: LazyLock<LogLimit> = LazyLock::new(LogLimit::default);
 
@@ -138,16 +138,19 @@ impl Drop for InFlight<'_> {
 impl ReplicatedStore {
     /// Writes deferred records whenever the shared store is available. One task runs this.
     pub(crate) async fn flush_continuously(&self) {
-        tokio::join!(self.flush_whenever_possible(), self.load_usage_at_start());
+        tokio::join!(self.flush_whenever_possible(), self.load_usage_when_needed());
     }
 
-    async fn load_usage_at_start(&self) {
-        let (pause, attempts) = LOAD_RETRY;
-        for _ in 0..attempts {
-            if self.shared.is_shared() && self.shared.is_available() && self.load_usage().await.is_ok() {
-                return;
+    /// At the start, and whenever the number of replicas changes.
+    async fn load_usage_when_needed(&self) {
+        let mut loaded = None;
+        loop {
+            let replicas = self.ledger.replicas();
+            let is_needed = loaded != Some(replicas) && self.shared.is_shared();
+            if is_needed && self.shared.is_available() && self.load_usage(replicas).await.is_ok() {
+                loaded = Some(replicas);
             }
-            tokio::time::sleep(pause).await;
+            tokio::time::sleep(LOAD_INTERVAL).await;
         }
     }
 

@@ -51,7 +51,7 @@ use crate::caller::Caller;
 const LOCAL: Revision = 1 << 63;
 /// A copy that was not checked for this long is read again from the shared store.
 const COPY_MAX_AGE: Duration = Duration::from_secs(30);
-/// Records of a kind whose size is read at the start.
+/// Records of a kind whose size is read.
 const MAX_LOADED: usize = 1_000_000;
 /// How long a write waits for another write of the same record that is under way in the background.
 const IN_FLIGHT_TIMEOUT: Duration = Duration::from_secs(3);
@@ -699,19 +699,20 @@ impl ReplicatedStore {
         })
     }
 
-    /// Adds this replica's part of what the shared store already has to what callers have taken. Otherwise they could take
-    /// their share again after a restart.
-    pub(crate) async fn load_usage(&self) -> Result<(), StoreUnavailable> {
-        let replicas = self.ledger.replicas() as u64;
+    /// Reads what the shared store has, and counts the part of one of this many replicas. Otherwise callers could take their
+    /// share again after a restart.
+    async fn load_usage(&self, replicas: usize) -> Result<(), StoreUnavailable> {
+        let found = self.ledger.empty();
         for kind in RecordKind::ALL {
             let mut sizes = self.shared.sizes(kind).take(MAX_LOADED);
             while let Some(size) = sizes.next().await {
                 tokio::task::coop::consume_budget().await;
                 let (holder, Stored { bytes, expires_in }) = size?;
-                let part = Stored { bytes: bytes / replicas, expires_in };
-                self.ledger.add(kind, holder, None, part);
+                let part = Stored { bytes: bytes / replicas as u64, expires_in };
+                found.add(kind, holder, None, part);
             }
         }
+        self.ledger.replace(&found);
         Ok(())
     }
 
