@@ -141,8 +141,9 @@ async fn a_forwarded_call_has_files_in_both_directions() {
         let body = json!({"prompt": "x", "meta": {"session_id": "s"}});
         let stream = mesh.call("demo.file", body).header("A2A-Files", "reference").stream().await;
         let parts = &stream.all("artifact")[0]["parts"];
-        assert!(parts[0]["url"].as_str().is_some_and(|url| url.starts_with("obj://")), "{parts}");
-        assert_eq!(stream.result["files"][0]["url"], parts[0]["url"]);
+        for file in [&parts[0], &stream.result["files"][0]] {
+            assert!(file["url"].as_str().is_some_and(|url| url.starts_with("obj://")), "{file}");
+        }
     }
 }
 
