@@ -319,7 +319,7 @@ impl Client {
         *authorization = headers.get(AUTHORIZATION).cloned();
         let may_reuse = !call.is_rpc() || self.ids.are_echoed(kind);
         let body = body.map(|json| match CallFiles::current().filter(|_| !call.files().is_empty()) {
-            Some(files) => RequestBody::WithFiles(FileBody::new(json, call.files(), files)),
+            Some(files) => RequestBody::WithFiles(Box::new(FileBody::new(json, call.files(), files))),
             None => RequestBody::new(json),
         });
         let mut sent = self.endpoint.send(call.method.clone(), url, headers, body, may_reuse).await?;

@@ -278,10 +278,11 @@ async fn a_missing_permission_is_named_in_the_log() {
     let problem = checked["jetstream"]["problem"].as_str().unwrap();
     let kinds = ["follow_ups", "tasks", "contexts", "once", "replies"];
     let created = kinds.map(|kind| format!("$JS.API.STREAM.CREATE.KV_it_{kind}"));
-    for subject in created.iter().map(String::as_str).chain(["$KV.it_tasks.>"]) {
+    let others = ["$KV.it_tasks.>", "$JS.API.STREAM.CREATE.OBJ_it_files"];
+    for subject in created.iter().map(String::as_str).chain(others) {
         assert!(problem.contains(subject), "{subject} is not in {problem}");
     }
-    assert_eq!(problem.matches('$').count(), 6, "{problem}");
+    assert_eq!(problem.matches('$').count(), 7, "{problem}");
     let streams = api(&bridge.client, "STREAM.NAMES", json!({})).await;
     assert_eq!(streams["total"], 0, "{streams}");
 }

@@ -17,7 +17,7 @@ use crate::files::{CallFiles, FileError, FileReader, StoredFile};
 #[derive(Debug)]
 pub(in crate::a2a) enum RequestBody {
     Whole(Option<Bytes>),
-    WithFiles(FileBody),
+    WithFiles(Box<FileBody>),
 }
 
 impl RequestBody {
@@ -216,7 +216,7 @@ impl Body for RequestBody {
             Self::Whole(bytes) => {
                 Poll::Ready(bytes.take().filter(|b| !b.is_empty()).map(|b| Ok(Frame::data(b))))
             }
-            Self::WithFiles(body) => Pin::new(body).poll_frame(context),
+            Self::WithFiles(body) => Pin::new(&mut **body).poll_frame(context),
         }
     }
 

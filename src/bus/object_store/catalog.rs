@@ -50,7 +50,8 @@ impl Catalog {
         }
         self.max_age = info.max_age;
         self.expire();
-        (self.next <= info.last_sequence).then_some(self.next.max(1))
+        let next = self.next.max(1);
+        (next <= info.last_sequence).then_some(next)
     }
 
     /// Adds the metadata of a file. Everything before it has been read.

@@ -11,9 +11,10 @@ use futures_util::future::{BoxFuture, FutureExt as _};
 use futures_util::stream::StreamExt as _;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, oneshot};
 
 use super::metadata::{self, ObjectMetadata, stream_name};
+use crate::background::{BackgroundTasks, OnPanic};
 use crate::bus::jetstream::api::{Api, ApiError, TIMEOUT, code};
 use crate::bus::jetstream::breaker::{Breaker, Passage};
 use crate::config::StateReplicas;
@@ -48,6 +49,7 @@ pub(super) struct JetStream {
     replicas: Option<StateReplicas>,
     unacknowledged: Arc<Semaphore>,
     health: Arc<Health>,
+    tasks: BackgroundTasks,
 }
 
 /// Whether requests reach the store.
@@ -188,9 +190,9 @@ struct MessageData {
 }
 
 impl JetStream {
-    pub(super) fn new(api: Api, replicas: Option<StateReplicas>) -> Self {
+    pub(super) fn new(api: Api, replicas: Option<StateReplicas>, tasks: BackgroundTasks) -> Self {
         let unacknowledged = Arc::new(Semaphore::new(MAX_UNACKNOWLEDGED));
-        Self { api: Arc::new(api), replicas, unacknowledged, health: Arc::default() }
+        Self { api: Arc::new(api), replicas, unacknowledged, health: Arc::default(), tasks }
     }
 
     pub(super) fn client(&self) -> &async_nats::Client {
@@ -342,9 +344,13 @@ impl JetStream {
         if let Some(stored) = (&mut stored).now_or_never() {
             return stored.map(|()| std::future::ready(Ok(())).boxed());
         }
-        let stored = tokio::spawn(stored);
+        let (result, acknowledgement) = oneshot::channel();
+        self.tasks.spawn("file chunk", OnPanic::Log, async move {
+            // The file may have been given up.
+            let _ = result.send(stored.await);
+        });
         let ended = |_| StoreError::Unavailable("the bridge stops".to_owned());
-        Ok(stored.map(move |stored| stored.map_err(ended).flatten()).boxed())
+        Ok(acknowledgement.map(move |stored| stored.map_err(ended).flatten()).boxed())
     }
 
     /// Stores the metadata of an object in place of what was there.

@@ -144,7 +144,7 @@ impl ObjectStore {
         let bucket = Self::bucket_name(subjects.prefix());
         let instance = Uuid::new_v4().simple().to_string().chars().take(metadata::INSTANCE_LEN).collect();
         Arc::new(Self {
-            jetstream: JetStream::new(api, replicas),
+            jetstream: JetStream::new(api, replicas, tasks.clone()),
             rules,
             bucket,
             instance,

@@ -110,6 +110,7 @@ impl ObjectWriter {
 
     /// Publishes the buffer as far as it fills chunks, or all of it.
     async fn publish(&mut self, all: bool) -> Result<(), FileError> {
+        let published = self.chunks;
         while self.buffer.len() >= self.chunk_size || (all && !self.buffer.is_empty()) {
             if self.size > self.reserved && !self.has_known_size {
                 let owner = owner_id(&self.caller);
@@ -129,8 +130,8 @@ impl ObjectWriter {
             outstanding(&mut self.outstanding).push(acknowledgement);
             self.chunks += 1;
         }
-        // An upload may pause for long. What is left of the buffer must not keep all of it.
-        if self.buffer.capacity() > self.chunk_size {
+        // An upload may pause for long. What is left of the buffer must not keep the memory of what was published.
+        if self.chunks > published {
             self.buffer = BytesMut::from(&*self.buffer);
         }
         Ok(())

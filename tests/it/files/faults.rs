@@ -15,6 +15,8 @@ use crate::support::commands::{command, run};
 use crate::support::eventually::eventually_within;
 use crate::support::files::{jetstream_server, random_bytes, sha256};
 use crate::support::mesh::Mesh;
+#[cfg(target_os = "linux")]
+use crate::support::processes::memory;
 use crate::support::{
     Answer, Bridge, DemoAgent, NatsServer, Peer, attached, eventually, launched_at_any_port, wait_until,
     within_deadline,
@@ -135,6 +137,34 @@ async fn a_forwarded_call_has_files_in_both_directions() {
         let body = json!({"prompt": format!("look {number}"), "files": [url], "meta": {"session_id": "s"}});
         mesh.call("demo.echo", body).await.expect("COMPLETED");
     }
+    for _ in 0..8 {
+        let body = json!({"prompt": "x", "meta": {"session_id": "s"}});
+        let stream = mesh.call("demo.file", body).header("A2A-Files", "reference").stream().await;
+        let parts = &stream.all("artifact")[0]["parts"];
+        for file in [&parts[0], &stream.result["files"][0]] {
+            assert!(file["url"].as_str().is_some_and(|url| url.starts_with("obj://")), "{file}");
+        }
+    }
+}
+
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn an_idle_upload_takes_little_memory() {
+    let peer = Peer::completing("done");
+    let bridge = bridge_of(&peer).await;
+    let piece = random_bytes(400_000);
+    let begin = || async {
+        let (subject, _) = bridge.begin_upload("a", "b", 4 << 20).await;
+        let next = bridge.upload_chunk(&subject, 0, &piece, false).await;
+        assert_eq!(next["offset"], piece.len(), "{next:?}");
+    };
+    begin().await;
+    let before = memory(bridge.pid(), "VmRSS");
+    for _ in 0..100 {
+        begin().await;
+    }
+    let grown = memory(bridge.pid(), "VmRSS").saturating_sub(before);
+    assert!(grown < 24 << 20, "{} KiB", grown >> 10);
 }
 
 #[tokio::test]
@@ -338,34 +368,33 @@ async fn a_stop_loses_no_request_for_files() {
     let peer = Peer::completing("done");
     let mut mesh = Mesh::start(vec![attached("peer", &peer.url())], 2).await;
     let url = put(&mesh.client, &mesh.prefix, &random_bytes(200_000)).await;
-    let is_over = Arc::new(AtomicBool::new(false));
-    let load = {
-        let (client, subject) = (mesh.client.clone(), format!("{}.files.get", mesh.prefix));
-        let is_over = Arc::clone(&is_over);
-        tokio::spawn(async move {
-            let mut calls = Vec::new();
-            while !is_over.load(Ordering::Relaxed) {
-                let call = Call::new(&client, subject.clone(), json!({ "url": url, "offset": 199_000 }));
-                calls.push(call.begin().await);
-                tokio::time::sleep(Duration::from_millis(1)).await;
+    let (client, subject) = (mesh.client.clone(), format!("{}.files.get", mesh.prefix));
+    let is_over = AtomicBool::new(false);
+    let load = async {
+        let mut calls = Vec::new();
+        while !is_over.load(Ordering::Relaxed) {
+            let call = Call::new(&client, subject.clone(), json!({ "url": url, "offset": 199_000 }));
+            calls.push(call.begin().await);
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        let mut failed = Vec::new();
+        for mut call in calls {
+            match call.bytes_within(Duration::from_secs(5)).await {
+                Some(bytes) if bytes.len() == 1000 => {}
+                other => failed.push(other),
             }
-            let mut failed = Vec::new();
-            for mut call in calls {
-                match call.bytes_within(Duration::from_secs(5)).await {
-                    Some(bytes) if bytes.len() == 1000 => {}
-                    other => failed.push(other),
-                }
-            }
-            failed
-        })
+        }
+        failed
     };
-    for stopped in 0..4 {
-        tokio::time::sleep(Duration::from_millis(300)).await;
-        mesh.stop(stopped).await;
-        mesh.add().await;
-    }
-    is_over.store(true, Ordering::Relaxed);
-    let failed = load.await.unwrap();
+    let restarts = async {
+        for stopped in 0..4 {
+            tokio::time::sleep(Duration::from_millis(300)).await;
+            mesh.stop(stopped).await;
+            mesh.add().await;
+        }
+        is_over.store(true, Ordering::Relaxed);
+    };
+    let (failed, ()) = tokio::join!(load, restarts);
     assert!(failed.is_empty(), "{} of the requests failed: {:?}", failed.len(), failed.first());
 }
 
