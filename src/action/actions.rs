@@ -415,11 +415,9 @@ impl Actions {
         }
         let _turn = self.state.tasks.turn(&self.agent, id).await;
         let marked = self.state.tasks.mark_untracked(&self.agent, id, &error, end.run).await;
-        let update = match marked.or(end.unpublished) {
-            Some(revision) => Some((revision, Err(error.clone()))),
-            None => self.state.tasks.take_landed(&self.agent, id),
-        };
-        if let Some((revision, reply)) = update {
+        let landed = self.state.tasks.take_landed(&self.agent, id);
+        let marked = marked.or(end.unpublished).map(|revision| (revision, Err(error.clone())));
+        for (revision, reply) in landed.into_iter().chain(marked) {
             let (caller, memory) = (options.caller.clone(), &options.reply_memory);
             self.publish(id, reply, revision, caller, memory).await;
         }
@@ -432,8 +430,8 @@ impl Actions {
         for id in tasks.unconfirmed(&self.agent) {
             let _turn = tasks.turn(&self.agent, &id).await;
             let Some(late) = tasks.write_late(&self.agent, &id).await else { continue };
-            if let Some((revision, reply)) = late.update {
-                self.publish(&id, reply, revision, late.caller, &memory).await;
+            for (revision, reply) in late.updates {
+                self.publish(&id, reply, revision, late.caller.clone(), &memory).await;
             }
             if let Some(obsolete) = late.obsolete {
                 self.state.expire_unless_named(&self.agent, &id, &obsolete).await;

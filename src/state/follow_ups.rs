@@ -131,9 +131,14 @@ impl FollowUpRecord {
             }
     }
 
+    /// Whether the time to answer is over.
+    pub(crate) fn is_over(&self) -> bool {
+        self.expires_ms <= now_ms()
+    }
+
     fn state_now(&self) -> FollowUpState {
         match self.state {
-            FollowUpState::Pending if self.expires_ms <= now_ms() => FollowUpState::Expired,
+            FollowUpState::Pending if self.is_over() => FollowUpState::Expired,
             state => state,
         }
     }
@@ -561,7 +566,15 @@ impl FollowUps {
                 && question.fingerprint == fingerprint
                 && record.state_now() == FollowUpState::Pending;
             let id = Uuid::try_parse(&key.id).ok().filter(|_| is_open);
-            std::future::ready(Ok(id.map(|id| (record.expires_ms, id))))
+            async move {
+                // A request of a replica that runs may have made the id, and give it up.
+                Ok(match id {
+                    Some(id) if self.peers.liveness(record.owner).await == Liveness::Dead => {
+                        Some((record.expires_ms, id))
+                    }
+                    _ => None,
+                })
+            }
         });
         let Some((expires_ms, id)) = std::pin::pin!(open).try_next().await? else { return Ok(None) };
         self.watch_expiry(agent, id, expires_ms);
@@ -675,9 +688,14 @@ impl Claim {
         self.end(FollowUpState::Pending).await;
     }
 
+    /// The claim ends even if the request is dropped meanwhile.
     async fn end(mut self, state: FollowUpState) {
-        if let Some(held) = self.held.take() {
-            held.end(state).await;
+        let Some(held) = self.held.take() else { return };
+        let end = async move { held.end(state).await };
+        match tokio::runtime::Handle::try_current() {
+            // An error is a panic, which is logged.
+            Ok(runtime) => drop(runtime.spawn(end).await),
+            Err(_) => end.await,
         }
     }
 }

@@ -25,7 +25,7 @@ mod tests;
 mod turns;
 
 use std::collections::{HashMap, HashSet, VecDeque};
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
@@ -303,6 +303,7 @@ pub(crate) struct Tasks {
     unconfirmed: Mutex<HashSet<RecordKey>>,
     /// Changes that have taken effect before another replica took over, and are not published.
     landed: Mutex<HashMap<RecordKey, (u64, Reply)>>,
+    landed_count: AtomicUsize,
     runs: AtomicU64,
 }
 
@@ -411,6 +412,7 @@ impl Tasks {
             young: Mutex::default(),
             unconfirmed: Mutex::default(),
             landed: Mutex::default(),
+            landed_count: AtomicUsize::new(0),
             runs: AtomicU64::new(1),
         }
     }

@@ -187,14 +187,11 @@ impl<'a> TaskRecorder<'a> {
             let task_ref = self.task_ref(Some(task.id.clone()), task.context_id.clone());
             error.after_reaching_agent().with_task(task_ref)
         });
-        let recorded = recorded?;
-        if !matches!(recorded, RecordResult::Written { .. })
-            && let Some((revision, reply)) = state.tasks.take_landed(agent, &task.id)
-        {
+        if let Some((revision, reply)) = state.tasks.take_landed(agent, &task.id) {
             let (caller, memory) = (self.input.caller.clone(), self.input.reply_memory);
             self.actions.publish(&task.id, reply, revision, caller, memory).await;
         }
-        let (previous, update) = match recorded {
+        let (previous, update) = match recorded? {
             RecordResult::Written { previous, update } => (previous, update),
             // The call goes on for its caller. The record of the other replica names the id for the question, if there
             // is one.
@@ -247,7 +244,9 @@ impl<'a> TaskRecorder<'a> {
             let record = state.follow_ups.find(agent, &known.id).await?;
             let is_for_question = record.is_some_and(|record| match record.state {
                 // `get_task` may see the same question in other words than the stream that brought it.
-                FollowUpState::Pending | FollowUpState::Expired => true,
+                FollowUpState::Pending => true,
+                // The task is canceled, unless the id became invalid because another one was recorded.
+                FollowUpState::Expired => record.is_over(),
                 FollowUpState::Answering { .. } | FollowUpState::Sending { .. } | FollowUpState::Used => {
                     record.is_for(&fingerprint)
                 }

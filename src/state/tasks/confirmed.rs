@@ -10,6 +10,7 @@
 //! the store has one of them, the change that it made is not published yet, and its revision is used again for the newest
 //! state. If another replica has replaced it, that record names the attempt, and the change is published late.
 
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, PoisonError};
 
 use uuid::Uuid;
@@ -87,8 +88,8 @@ struct Attempt {
 /// What became of a change that the store had not confirmed.
 #[derive(Debug)]
 pub(crate) struct LateWrite {
-    /// The change with its revision, if it is to be published.
-    pub update: Option<(u64, Reply)>,
+    /// Changes with their revisions, to be published.
+    pub updates: Vec<(u64, Reply)>,
     pub caller: Caller,
     /// A follow-up id that may not be valid any more.
     pub obsolete: Option<Uuid>,
@@ -254,9 +255,27 @@ impl Tasks {
     }
 
     /// A change that this process has written, and not published, because it did not know that the write took effect
-    /// before another replica took over. For after [`Self::record`] has written nothing.
+    /// before another replica took over. To be published before the change that a [record](Self::record) has made.
     pub(crate) fn take_landed(&self, agent: &Arc<str>, id: &str) -> Option<(u64, Reply)> {
-        self.landed.lock().unwrap_or_else(PoisonError::into_inner).remove(&RecordKey::new(agent, id))
+        if self.landed_count.load(Relaxed) == 0 {
+            return None;
+        }
+        let mut landed = self.landed.lock().unwrap_or_else(PoisonError::into_inner);
+        let taken = landed.remove(&RecordKey::new(agent, id));
+        self.landed_count.store(landed.len(), Relaxed);
+        taken
+    }
+
+    /// Another replica has replaced this write.
+    fn add_landed(&self, key: &RecordKey, task: &mut Unconfirmed, replaced: Option<Uuid>) {
+        let Some(index) = task.attempts.iter().position(|attempt| Some(attempt.nonce) == replaced) else {
+            return;
+        };
+        if let Attempt { update: Some(revision), reply, .. } = task.attempts.remove(index) {
+            let mut landed = self.landed.lock().unwrap_or_else(PoisonError::into_inner);
+            landed.insert(key.clone(), (revision, reply));
+            self.landed_count.store(landed.len(), Relaxed);
+        }
     }
 
     /// Finds a task as it decides whether a question can be answered: as the store has it now, or as this process could
@@ -363,9 +382,10 @@ impl Tasks {
                     previous.filter(|_| state.is_final()).and_then(|previous| id_of(previous.follow_up));
                 (update.map(|revision| (revision, reply)), ended)
             }
-            RecordResult::Kept | RecordResult::TakenOver => (self.take_landed(agent, id), id_of(follow_up)),
+            RecordResult::Kept | RecordResult::TakenOver => (None, id_of(follow_up)),
         };
-        Some(LateWrite { update, caller, obsolete })
+        let updates = self.take_landed(agent, id).into_iter().chain(update).collect();
+        Some(LateWrite { updates, caller, obsolete })
     }
 
     async fn write_to_store(
@@ -383,6 +403,7 @@ impl Tasks {
         let mut outline = None;
         let key = RecordKey::new(agent, id).of_caller(&task.record.caller);
         let is_first_attempt = task.attempts.is_empty();
+        let mut replaced_attempt = None;
         let decide = |known: Option<StoredTask<TaskOutline>>| {
             let base = known.as_ref().map(|known| known.nonce);
             let replaced = known.as_ref().and_then(|known| match self.other_owner(&known.task) {
@@ -406,11 +427,7 @@ impl Tasks {
                     let new = &task.record;
                     let is_new_task = is_first_attempt && observer.takeover == Takeover::New;
                     let is_taken_over = !is_new_task && self.is_taken_over(task, &stored);
-                    let landed = task.attempts.iter().find(|attempt| Some(attempt.nonce) == stored.replaced);
-                    if let Some(Attempt { update: Some(revision), reply, .. }) = landed {
-                        let mut landed = self.landed.lock().unwrap_or_else(PoisonError::into_inner);
-                        landed.insert(RecordKey::new(agent, id), (*revision, reply.clone()));
-                    }
+                    replaced_attempt = stored.replaced;
                     let known = stored.task;
                     if is_taken_over
                         || (self.store.is_shared()
@@ -447,8 +464,9 @@ impl Tasks {
             true => Assumption::Absent,
             false => Assumption::Nothing,
         };
-        let result = self.records.update_with(&key, assumption, Durability::Shared, decide).await?;
-        Ok(Written { result, outline, lifetime })
+        let result = self.records.update_with(&key, assumption, Durability::Shared, decide).await;
+        self.add_landed(&key, task, replaced_attempt);
+        Ok(Written { result: result?, outline, lifetime })
     }
 
     /// Adopts the task of a replica that is gone: this process follows it from now on. Of several replicas, one succeeds;

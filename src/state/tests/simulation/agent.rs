@@ -184,11 +184,7 @@ impl World {
         });
         self.count("answers taken");
         let count = taken.len();
-        let is_same_id = taken.iter().filter(|other| **other == id).count() > 1;
-        if count > 1 && !is_same_id && self.had_false_deaths() {
-            // Two replicas each considered itself the owner of the task, and gave its question an id.
-            self.count("second answers under another id after a false death");
-        } else if count > 1 {
+        if count > 1 {
             self.violation(format!("second delivery: the agent has {count} answers to {fingerprint}"));
         } else if seen.fingerprint.as_deref() != Some(fingerprint) {
             self.violation(format!("an answer to {fingerprint} arrived at {seen:?}"));

@@ -198,6 +198,9 @@ impl Replica {
                 Err(error) => Err(error),
             },
         };
+        if let Some((revision, reply)) = state.tasks.take_landed(agent, &id) {
+            self.publish(seen.task, &reply, revision);
+        }
         let recorded = recorded.map_err(|error| error.after_reaching_agent().with_task(task_ref.clone()))?;
         self.log(|| {
             let what = match &recorded {
@@ -206,11 +209,6 @@ impl Replica {
             };
             format!("{:?} observes {seen:?}: {what}", run.purpose)
         });
-        if !matches!(recorded, RecordResult::Written { .. })
-            && let Some((revision, reply)) = state.tasks.take_landed(agent, &id)
-        {
-            self.publish(seen.task, &reply, revision);
-        }
         let (previous, update) = match recorded {
             RecordResult::Written { previous, update } => (previous, update),
             RecordResult::TakenOver if run.is_submit => {
@@ -259,7 +257,8 @@ impl Replica {
         if let Some(known) = known {
             let record = state.follow_ups.find(agent, &known.id).await?;
             let is_for_question = record.is_some_and(|record| match record.state {
-                FollowUpState::Pending | FollowUpState::Expired => true,
+                FollowUpState::Pending => true,
+                FollowUpState::Expired => record.is_over(),
                 FollowUpState::Answering { .. } | FollowUpState::Sending { .. } | FollowUpState::Used => {
                     record.is_for(fingerprint)
                 }
@@ -342,13 +341,16 @@ impl Replica {
     async fn record_untracked(&self, run: &Run, task: usize, error: ActionError) -> ActionError {
         self.log(|| format!("no longer tracks task {task}: {}", error.message));
         let _turn = self.state.tasks.turn(&self.agent, &task_id(task)).await;
-        if error.task.is_some()
-            && let Some(revision) =
-                self.state.tasks.mark_untracked(&self.agent, &task_id(task), &error, run.number).await
-        {
-            self.publish(task, &Err(error.clone()), revision);
-        } else if let Some((revision, reply)) = self.state.tasks.take_landed(&self.agent, &task_id(task)) {
+        let (tasks, id) = (&self.state.tasks, task_id(task));
+        let marked = match error.task.is_some() {
+            true => tasks.mark_untracked(&self.agent, &id, &error, run.number).await,
+            false => None,
+        };
+        if let Some((revision, reply)) = tasks.take_landed(&self.agent, &id) {
             self.publish(task, &reply, revision);
+        }
+        if let Some(revision) = marked {
+            self.publish(task, &Err(error.clone()), revision);
         }
         error
     }
@@ -611,12 +613,12 @@ impl Replica {
                 self.log(|| {
                     format!(
                         "late write of task {task}: {:?}",
-                        late.update.as_ref().map(|(revision, _)| revision)
+                        late.updates.iter().map(|(revision, _)| revision).collect::<Vec<_>>()
                     )
                 });
                 self.world.count("changes that were confirmed late");
-                if let Some((revision, reply)) = late.update {
-                    self.publish(task, &reply, revision);
+                for (revision, reply) in &late.updates {
+                    self.publish(task, reply, *revision);
                 }
                 if let Some(obsolete) = late.obsolete {
                     state.expire_unless_named(agent, &id, &obsolete).await;

@@ -474,6 +474,11 @@ impl World {
             .any(|name| counts.0.get(name).copied().unwrap_or(0) > 0)
     }
 
+    /// Whether a replica has crashed, and changes that it had written were perhaps not published.
+    pub(super) fn had_crashes(&self) -> bool {
+        lock(&self.counts).0.contains_key("crashes")
+    }
+
     /// Whether two replicas may have had different opinions about a task: one was considered dead while it ran, or had
     /// changes that only it knew when it crashed.
     pub(super) fn had_false_deaths(&self) -> bool {
