@@ -250,6 +250,9 @@ async fn a_store_that_denies_requests_delays_no_reply_and_is_named() {
         .nats("subject_prefix", "a2a")
         .start_on(server_denying(&json!([denied, format!("{denied}.>")])).await)
         .await;
+    // Something to read in the bucket.
+    bridge.until_logged("large files are stored").await;
+    bridge.store_message("$O.a2a_files.M.eA==".to_owned(), &[], b"{}".to_vec()).await;
     for _ in 0..2 {
         let began = Instant::now();
         let calls = join_all((0..8).map(|_| bridge.prompt("peer.ask", "x").into_future()));
