@@ -67,7 +67,7 @@ pub(crate) async fn answer(
         timeout: actions.timeout(options),
         retries: Some(&retries),
         content,
-        claim: claim.sender(),
+        claim: claim.sender(actions.state.tasks.is_only_here(&actions.agent, &question.task_id)),
         reply_memory: &options.reply_memory,
     };
     let message = OutgoingMessage {

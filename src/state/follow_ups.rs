@@ -629,6 +629,7 @@ pub(crate) struct ClaimSender {
     key: RecordKey,
     nonce: Uuid,
     instance: InstanceId,
+    durability: Durability,
 }
 
 impl ClaimSender {
@@ -650,7 +651,7 @@ impl ClaimSender {
                 "another replica has taken over this question; try again",
             )),
         };
-        self.records.update(&self.key, mark).await
+        self.records.update_with(&self.key, Assumption::Nothing, self.durability, mark).await
     }
 }
 
@@ -667,10 +668,13 @@ impl Claim {
         self.owner
     }
 
-    /// For the request that sends the answer.
-    pub(crate) fn sender(&self) -> Option<ClaimSender> {
+    /// For the request that sends the answer. If no other replica can know the task, this process decides alone while
+    /// the store is unavailable. Otherwise another one may have adopted the task, and given the question another id.
+    pub(crate) fn sender(&self, is_only_here: bool) -> Option<ClaimSender> {
         let HeldClaim { records, key, nonce, instance, .. } = self.held.as_ref()?;
-        Some(ClaimSender { records: records.clone(), key: key.clone(), nonce: *nonce, instance: *instance })
+        let (records, key, nonce, instance) = (records.clone(), key.clone(), *nonce, *instance);
+        let durability = if is_only_here { Durability::Confirmed } else { Durability::Shared };
+        Some(ClaimSender { records, key, nonce, instance, durability })
     }
 
     /// The agent has received the answer, or may have.
@@ -848,7 +852,7 @@ mod tests {
             let (follow_ups, agent, id) = issued(MINUTE).await;
             let claim = claimed(&follow_ups, &agent, &id.to_string()).await;
             if is_sent {
-                claim.sender().unwrap().mark_sending().await.unwrap();
+                claim.sender(false).unwrap().mark_sending().await.unwrap();
             }
             drop(claim);
             while follow_ups.find(&agent, &id).await.unwrap().unwrap().state != state {
@@ -933,7 +937,7 @@ mod tests {
                 race.spawn(async move {
                     match follow_ups.claim(&agent, &Caller::default(), &id).await {
                         Ok(ClaimResult::Claimed(claim)) => {
-                            claim.sender().unwrap().mark_sending().await.unwrap();
+                            claim.sender(false).unwrap().mark_sending().await.unwrap();
                             claim.mark_used().await;
                             1
                         }

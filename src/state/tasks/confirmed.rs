@@ -67,6 +67,8 @@ pub(super) struct Unconfirmed {
     /// Identifies the writes of the record.
     nonce: Uuid,
     observer: Observer,
+    /// Whether a call of this process has begun the task, and the store has never confirmed anything about it.
+    is_only_here: bool,
     /// Earlier observers whose changes are not confirmed either. Each has followed the task after the one before.
     earlier: Vec<Observer>,
     /// Writes of this process that may have taken effect.
@@ -104,8 +106,12 @@ struct Written {
 }
 
 impl Unconfirmed {
-    fn new(record: TaskRecord, observer: Observer) -> Self {
-        Self { record, nonce: Uuid::new_v4(), observer, earlier: Vec::new(), attempts: Vec::new() }
+    /// `is_known` says whether this process has found the task in the store, or put it there.
+    fn new(record: TaskRecord, observer: Observer, is_known: bool) -> Self {
+        let is_answer = matches!(observer.takeover, Takeover::Answer(_));
+        let is_only_here = !is_known && !is_answer && !observer.is_lookup;
+        let (earlier, attempts) = (Vec::new(), Vec::new());
+        Self { record, nonce: Uuid::new_v4(), observer, is_only_here, earlier, attempts }
     }
 
     /// A newer state of a task whose last change is not confirmed.
@@ -125,6 +131,7 @@ impl Unconfirmed {
             record: TaskRecord { is_submitted, ..record },
             nonce: Uuid::new_v4(),
             observer,
+            is_only_here: self.is_only_here,
             earlier,
             attempts: self.attempts.clone(),
         }
@@ -207,7 +214,7 @@ impl Tasks {
                 return Ok(RecordResult::TakenOver);
             }
             Some(LocalTask::Unconfirmed(earlier)) => earlier.followed_by(new, observer),
-            _ => Unconfirmed::new(new, observer),
+            local => Unconfirmed::new(new, observer, matches!(local, Some(LocalTask::InStore(_)))),
         };
         let mut writing = Writing { tasks: self, agent, id, task: Some(task) };
         let written = writing.write().await;
@@ -297,6 +304,11 @@ impl Tasks {
             (Some(stored), _) => Some(stored.task),
             (None, local) => local.as_ref().and_then(LocalTask::outline),
         })
+    }
+
+    /// Whether no other replica can know a task, because the store was unavailable since it began.
+    pub(crate) fn is_only_here(&self, agent: &Arc<str>, id: &str) -> bool {
+        matches!(self.get_local(agent, id), Some(LocalTask::Unconfirmed(task)) if task.is_only_here)
     }
 
     /// Whether another replica decides about a task since this process has seen it.

@@ -393,7 +393,8 @@ impl Replica {
                 claim.mark_expired().await;
                 return Err(expired());
             }
-            let sender = claim.sender().expect("a claim that is held");
+            let is_only_here = self.state.tasks.is_only_here(&self.agent, &claim.question.task_id);
+            let sender = claim.sender(is_only_here).expect("a claim that is held");
             let number = {
                 let mut sent = self.world.sent.lock().unwrap();
                 sent.push(Sent { id, by: self.index, is_released: false });

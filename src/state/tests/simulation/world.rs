@@ -363,8 +363,13 @@ impl World {
     }
 
     fn crash(&self, replica: usize) {
+        let mut was_considered_dead = false;
         if let Some(status) = lock(&self.replicas).get_mut(replica) {
             status.is_running = false;
+            was_considered_dead = status.dead_since().is_some_and(|since| since <= Instant::now());
+        }
+        if was_considered_dead {
+            self.count("false deaths");
         }
         let crashed = lock(&self.directory).get_mut(replica).and_then(Option::take);
         if crashed.is_some_and(|crashed| crashed.store.waiting() + crashed.state.tasks.waiting() > 0) {
