@@ -12,7 +12,7 @@ const MIB: u64 = 1 << 20;
 
 #[tokio::test]
 async fn card_requests_over_a_slow_connection_are_limited_and_each_gets_a_reply() {
-    const REQUESTS: usize = 3000;
+    const REQUESTS: usize = 1500;
     let nats = NatsServer::start().await;
     let proxy = PausableProxy::start(nats.port());
     let mut card = peer::card(&["ask"]);

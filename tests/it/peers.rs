@@ -6,9 +6,9 @@ use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
 use crate::support::caller::Call;
-use crate::support::commands::command;
+use crate::support::commands::{command, command_on, run};
 use crate::support::eventually::eventually_within;
-use crate::support::{Bridge, DEADLINE, DemoAgent, attached, eventually, processes};
+use crate::support::{Bridge, DEADLINE, DemoAgent, attached, eventually, processes, wait_until};
 
 /// A bridge, and a second one with the same settings. Both serve the same agent.
 async fn replicas() -> (DemoAgent, Bridge, Child) {
@@ -16,6 +16,14 @@ async fn replicas() -> (DemoAgent, Bridge, Child) {
     let bridge = Bridge::with(attached("demo", &agent.url())).start().await;
     let second = command(&["run", "--config"]).arg(bridge.settings_file()).spawn().unwrap();
     bridge.until_logged("found another replica").await;
+    // It announces a stop only after its start.
+    wait_until(|| async {
+        let agents =
+            run(&mut command_on(&bridge.nats.url(), &["agents", "--json", "--prefix", &bridge.prefix]), "");
+        let agents = agents.json();
+        agents.as_array().unwrap().iter().filter(|agent| agent["state"] == "ready").count() == 2
+    })
+    .await;
     (agent, bridge, second)
 }
 

@@ -7,6 +7,7 @@ use crate::support::{Bridge, launched, wait_until};
 #[tokio::test]
 async fn outage_is_logged_when_it_begins_and_when_it_ends() {
     let mut bridge = Bridge::without_agents().log("info").start_early().await;
+    bridge.until_logged("no JetStream for files").await;
     let before = bridge.log().lines().count();
     bridge.nats.end();
     bridge.until_logged("NATS connection is down").await;
