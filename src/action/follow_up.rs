@@ -175,11 +175,8 @@ async fn unless_ended(
     let (state, id) = (&actions.state, &claim.question.task_id);
     let found = match state.tasks.find_to_answer(&actions.agent, id).await {
         Ok(found) => Ok(found),
-        // A question that this process could not write yet.
-        Err(error) => match state.tasks.find(&actions.agent, id).await {
-            Ok(Some(task)) if claim.is_named_in(&task) => Ok(Some(task)),
-            _ => Err(error),
-        },
+        Err(_) if state.tasks.is_only_here(&actions.agent, id) => state.tasks.find(&actions.agent, id).await,
+        Err(error) => Err(error),
     };
     let task = match found {
         Ok(task) => task,

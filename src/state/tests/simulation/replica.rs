@@ -482,10 +482,8 @@ impl Replica {
         let (tasks, id) = (&self.state.tasks, &claim.question.task_id);
         let found = match tasks.find_to_answer(&self.agent, id).await {
             Ok(found) => Ok(found),
-            Err(error) => match tasks.find(&self.agent, id).await {
-                Ok(Some(task)) if claim.is_named_in(&task) => Ok(Some(task)),
-                _ => Err(error),
-            },
+            Err(_) if tasks.is_only_here(&self.agent, id) => tasks.find(&self.agent, id).await,
+            Err(error) => Err(error),
         };
         let task = match found {
             Ok(task) => task,
