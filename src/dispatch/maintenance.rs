@@ -14,6 +14,7 @@ use tokio::time::{Instant, MissedTickBehavior};
 
 use super::Dispatcher;
 use crate::action::request::CallOptions;
+use crate::state::follow_ups::SentAnswer;
 use crate::state::peers::{Death, InstanceId, Liveness};
 use crate::state::tasks::TaskOutline;
 
@@ -112,7 +113,7 @@ impl Dispatcher {
                 Ok(owners)
             });
         // While the store is unavailable nothing can be adopted.
-        let senders = state.follow_ups.sending(&self.agent.name).map_ok(|(sender, _)| sender);
+        let senders = state.follow_ups.sending(&self.agent.name).map_ok(|sent| sent.by);
         let (Ok(mut owners), Ok(senders)) = (owners.await, senders.try_collect::<HashSet<_>>().await) else {
             return Vec::new();
         };
@@ -159,19 +160,23 @@ impl Dispatcher {
     }
 
     /// Waiting tasks to which a replica was sending an answer when it died. Their owner does not follow them, because it
-    /// waits for an answer.
+    /// waits for an answer. If a task has gone on, the answer was used.
     async fn answered_by(&self, from: InstanceId) -> Vec<(String, TaskOutline)> {
         let state = &self.actions.state;
         let sending = state.follow_ups.sending(&self.agent.name);
-        let sending = sending.try_filter(|(sender, _)| std::future::ready(*sender == from));
+        let sending = sending.try_filter(|sent| std::future::ready(sent.by == from));
         let Ok(sending) = sending.take(MAX_ADOPTED).try_collect::<Vec<_>>().await else { return Vec::new() };
         let mut found = Vec::new();
-        for (_, task_id) in sending {
-            if let Ok(Some(task)) = state.tasks.find_current(&self.agent.name, &task_id).await
-                && task.state.awaits_caller()
-                && task.owner != from
-            {
-                found.push((task_id, task));
+        for SentAnswer { id, task_id, .. } in sending {
+            let Ok(task) = state.tasks.find_current(&self.agent.name, &task_id).await else { continue };
+            match task {
+                Some(task) if task.follow_up.as_ref().is_some_and(|named| named.id == id) => {
+                    if task.owner != from {
+                        found.push((task_id, task));
+                    }
+                }
+                // After an error, the next search finds it again.
+                _ => drop(state.follow_ups.adopt(&self.agent.name, &id, from).await),
             }
         }
         found

@@ -204,6 +204,15 @@ pub(crate) enum AdoptedQuestion {
     Settled,
 }
 
+/// An answer that a replica was sending.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct SentAnswer {
+    pub by: InstanceId,
+    /// The follow-up id.
+    pub id: Uuid,
+    pub task_id: String,
+}
+
 /// What a claim finds.
 enum Decision {
     Claimed(Box<OpenQuestion>),
@@ -572,14 +581,17 @@ impl FollowUps {
         Ok(Some(FollowUp { id, expires_at: rfc3339_to_second(expires) }))
     }
 
-    /// The tasks of an agent to which a replica was sending an answer.
+    /// The questions of an agent to which a replica was sending an answer.
     pub(crate) fn sending<'a>(
         &'a self,
         agent: &'a Arc<str>,
-    ) -> impl Stream<Item = Result<(InstanceId, String), StoreUnavailable>> + Send + 'a {
-        self.records.scan(agent).try_filter_map(|(_, record): (RecordKey, FollowUpRecord)| {
-            std::future::ready(Ok(match record.state {
-                FollowUpState::Sending { by, .. } => Some((by, record.question.task_id)),
+    ) -> impl Stream<Item = Result<SentAnswer, StoreUnavailable>> + Send + 'a {
+        self.records.scan(agent).try_filter_map(|(key, record): (RecordKey, FollowUpRecord)| {
+            let id = Uuid::try_parse(&key.id).ok();
+            std::future::ready(Ok(match (record.state, id) {
+                (FollowUpState::Sending { by, .. }, Some(id)) => {
+                    Some(SentAnswer { by, id, task_id: record.question.task_id })
+                }
                 _ => None,
             }))
         })

@@ -17,7 +17,7 @@ use uuid::Uuid;
 use super::super::super::State;
 use super::super::super::clock::wall_time;
 use super::super::super::follow_ups::{
-    AdoptedQuestion, Claim, ClaimResult, FollowUpState, NewFollowUp, OpenQuestion, expired,
+    AdoptedQuestion, Claim, ClaimResult, FollowUpState, NewFollowUp, OpenQuestion, SentAnswer, expired,
 };
 use super::super::super::peers::{InstanceId, Liveness, Peers};
 use super::super::super::quota::Quotas;
@@ -672,8 +672,7 @@ impl Replica {
         found
     }
 
-    /// The replicas that were sending an answer, and the tasks.
-    async fn sending(&self) -> Vec<(InstanceId, String)> {
+    async fn sending(&self) -> Vec<SentAnswer> {
         let found: Result<Vec<_>, _> = self.state.follow_ups.sending(&self.agent).try_collect().await;
         let mut found = found.unwrap_or_default();
         found.sort();
@@ -683,7 +682,7 @@ impl Replica {
     async fn dead_owners(&self) -> Vec<InstanceId> {
         let mut dead = Vec::new();
         let owners = self.foreign().await.into_iter().map(|(_, task)| task.owner);
-        let senders = self.sending().await.into_iter().map(|(sender, _)| sender);
+        let senders = self.sending().await.into_iter().map(|sent| sent.by);
         for owner in owners.chain(senders) {
             if !dead.contains(&owner) && self.state.peers.liveness(owner).await == Liveness::Dead {
                 dead.push(owner);
@@ -696,12 +695,16 @@ impl Replica {
         tokio::time::sleep(self.world.millis(0..300)).await;
         let mut found = self.foreign().await;
         found.retain(|(_, task)| task.owner == from);
-        for (_, id) in self.sending().await.into_iter().filter(|(sender, _)| *sender == from) {
-            if let Ok(Some(task)) = self.state.tasks.find_current(&self.agent, &id).await
-                && task.state.awaits_caller()
-                && task.owner != from
-            {
-                found.push((id, task));
+        for SentAnswer { id, task_id, .. } in self.sending().await.into_iter().filter(|sent| sent.by == from)
+        {
+            let Ok(task) = self.state.tasks.find_current(&self.agent, &task_id).await else { continue };
+            match task {
+                Some(task) if task.follow_up.as_ref().is_some_and(|named| named.id == id) => {
+                    if task.owner != from {
+                        found.push((task_id, task));
+                    }
+                }
+                _ => drop(self.state.follow_ups.adopt(&self.agent, &id, from).await),
             }
         }
         self.world.shuffle(&mut found);
