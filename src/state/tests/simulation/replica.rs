@@ -387,7 +387,7 @@ impl Replica {
             }
             if let Some(seen) = seen.filter(|seen| seen.state.is_final()) {
                 if let Err(error) = self.observe(&run, &seen, None).await {
-                    claim.mark_used().await;
+                    self.mark_used(claim).await;
                     return Err(error);
                 }
                 claim.mark_expired().await;
@@ -424,18 +424,19 @@ impl Replica {
                 Err(SendError::Broken) => match self.world.poll_past(task, &fingerprint).await {
                     Some(None) => return release(claim).await,
                     Some(Some(seen)) => {
-                        claim.mark_used().await;
-                        self.follow_answer(&run, task, seen).await?;
+                        let followed = self.follow_answer(&run, task, seen).await;
+                        self.mark_used(claim).await;
+                        followed?;
                         return self.win(id);
                     }
                     None => {
-                        claim.mark_used().await;
+                        self.mark_used(claim).await;
                         return Err(ActionError::new(Code::OutcomeUnknown, "broken").after_reaching_agent());
                     }
                 },
             };
             let followed = self.follow_answer(&run, task, seen).await;
-            claim.mark_used().await;
+            self.mark_used(claim).await;
             self.log(|| format!("has answered {name}"));
             followed?;
             self.win(id)
@@ -454,6 +455,20 @@ impl Replica {
             }
             Err(error) => Err(self.record_untracked(run, task, error).await),
         }
+    }
+
+    /// As in `State::mark_used`.
+    async fn mark_used(&self, claim: Claim) {
+        let id = claim.question.task_id.clone();
+        if !self.state.tasks.is_unconfirmed(&self.agent, &id) {
+            return claim.mark_used().await;
+        }
+        self.spawn(|this| async move {
+            while this.state.tasks.is_unconfirmed(&this.agent, &id) {
+                tokio::time::sleep(Duration::from_millis(500)).await;
+            }
+            claim.mark_used().await;
+        });
     }
 
     fn win(&self, id: Uuid) -> Result<(), ActionError> {
@@ -675,7 +690,7 @@ impl Replica {
     async fn sending(&self) -> Vec<SentAnswer> {
         let found: Result<Vec<_>, _> = self.state.follow_ups.sending(&self.agent).try_collect().await;
         let mut found = found.unwrap_or_default();
-        found.sort();
+        found.sort_by_key(|sent| (sent.by, sent.task_id.clone(), self.world.name(sent.id)));
         found
     }
 
