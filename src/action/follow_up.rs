@@ -86,7 +86,7 @@ pub(crate) async fn answer(
     let mut run = CallRun::new(actions, live_agent, input, progress);
     let error = match run.deliver(&message).await {
         Ok(outcome) => {
-            claim.mark_used().await;
+            actions.state.mark_used(&actions.agent, claim).await;
             return Ok(outcome);
         }
         Err(DeliveryError::Client(error)) => match Box::pin(after_failure(&mut run, claim, error)).await {
@@ -102,7 +102,7 @@ pub(crate) async fn answer(
             return Err(error);
         }
         Err(DeliveryError::Action(error)) => {
-            claim.mark_used().await;
+            actions.state.mark_used(&actions.agent, claim).await;
             error
         }
     };
@@ -176,11 +176,8 @@ async fn unless_ended(
     let (state, id) = (&actions.state, &claim.question.task_id);
     let found = match state.tasks.find_to_answer(&actions.agent, id).await {
         Ok(found) => Ok(found),
-        // A question that this process could not write yet.
-        Err(error) => match state.tasks.find(&actions.agent, id).await {
-            Ok(Some(task)) if claim.is_named_in(&task) => Ok(Some(task)),
-            _ => Err(error),
-        },
+        Err(_) if state.tasks.is_only_here(&actions.agent, id) => state.tasks.find(&actions.agent, id).await,
+        Err(error) => Err(error),
     };
     let task = match found {
         Ok(task) => task,
@@ -230,6 +227,7 @@ async fn unanswerable(claim: Claim) -> Result<Checked, ActionError> {
 /// it still asks the same question, the agent did not take the answer.
 async fn after_failure<P: Progress>(run: &mut CallRun<'_, P>, claim: Claim, error: ClientError) -> Reply {
     let question = claim.question.clone();
+    let Actions { state, agent, .. } = run.actions;
     let task_ref = run.recorder.task_ref(Some(question.task_id), question.context_id);
     if !may_be_taken(&error) {
         // The agent refused the answer, unless only its response did not fit, or the task no longer exists.
@@ -238,7 +236,7 @@ async fn after_failure<P: Progress>(run: &mut CallRun<'_, P>, claim: Claim, erro
             ClientError::TooLarge { .. } | ClientError::OutOfMemory | ClientError::NotStored(_)
         );
         match does_not_fit || error.is_task_not_found() {
-            true => claim.mark_used().await,
+            true => state.mark_used(agent, claim).await,
             false => claim.release().await,
         }
         return Err(known_task_error(error, task_ref));
@@ -255,14 +253,15 @@ async fn after_failure<P: Progress>(run: &mut CallRun<'_, P>, claim: Claim, erro
             Err(not_taken(error, task_ref))
         }
         Ok(seen) => {
-            claim.mark_used().await;
-            match seen {
+            let reply = match seen {
                 LastSeen::MovedOn(task) if error.rpc_code().is_none() => run.resume_after_answer(*task).await,
                 _ => Err(known_task_error(error, task_ref)),
-            }
+            };
+            state.mark_used(agent, claim).await;
+            reply
         }
         Err(error) => {
-            claim.mark_used().await;
+            state.mark_used(agent, claim).await;
             Err(error)
         }
     }

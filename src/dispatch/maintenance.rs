@@ -16,6 +16,7 @@ use super::Dispatcher;
 use crate::action::request::CallOptions;
 use crate::files::{CallFiles, FileMode};
 use crate::state::StoreUnavailable;
+use crate::state::follow_ups::SentAnswer;
 use crate::state::peers::{Death, InstanceId, Liveness, RETURN_GRACE};
 use crate::state::tasks::TaskOutline;
 
@@ -172,7 +173,7 @@ impl Dispatcher {
                 Ok(owners)
             });
         let mut owners = owners.await?;
-        let senders = state.follow_ups.sending(&self.agent.name).map_ok(|(sender, _)| sender);
+        let senders = state.follow_ups.sending(&self.agent.name).map_ok(|sent| sent.by);
         owners.extend(senders.try_collect::<HashSet<_>>().await?);
         let mut dead = Vec::new();
         for owner in owners {
@@ -216,19 +217,23 @@ impl Dispatcher {
     }
 
     /// Waiting tasks to which a replica was sending an answer when it died. Their owner does not follow them, because it
-    /// waits for an answer.
+    /// waits for an answer. If a task has gone on, the answer was used.
     async fn answered_by(&self, from: InstanceId) -> Vec<(String, TaskOutline)> {
         let state = &self.actions.state;
         let sending = state.follow_ups.sending(&self.agent.name);
-        let sending = sending.try_filter(|(sender, _)| std::future::ready(*sender == from));
+        let sending = sending.try_filter(|sent| std::future::ready(sent.by == from));
         let Ok(sending) = sending.take(MAX_ADOPTED).try_collect::<Vec<_>>().await else { return Vec::new() };
         let mut found = Vec::new();
-        for (_, task_id) in sending {
-            if let Ok(Some(task)) = state.tasks.find_current(&self.agent.name, &task_id).await
-                && task.state.awaits_caller()
-                && task.owner != from
-            {
-                found.push((task_id, task));
+        for SentAnswer { id, task_id, .. } in sending {
+            let Ok(task) = state.tasks.find_current(&self.agent.name, &task_id).await else { continue };
+            match task {
+                Some(task) if task.follow_up.as_ref().is_some_and(|named| named.id == id) => {
+                    if task.owner != from {
+                        found.push((task_id, task));
+                    }
+                }
+                // After an error, the next search finds it again.
+                _ => drop(state.follow_ups.adopt(&self.agent.name, &id, from).await),
             }
         }
         found

@@ -209,6 +209,15 @@ pub(crate) enum AdoptedQuestion {
     Settled,
 }
 
+/// An answer that a replica was sending.
+#[derive(Debug)]
+pub(crate) struct SentAnswer {
+    pub by: InstanceId,
+    /// The follow-up id.
+    pub id: Uuid,
+    pub task_id: String,
+}
+
 /// What a claim finds.
 enum Decision {
     Claimed(Box<OpenQuestion>),
@@ -566,30 +575,32 @@ impl FollowUps {
                 && question.fingerprint == fingerprint
                 && record.state_now() == FollowUpState::Pending;
             let id = Uuid::try_parse(&key.id).ok().filter(|_| is_open);
-            async move {
-                // A request of a replica that runs may have made the id, and give it up.
-                Ok(match id {
-                    Some(id) if self.peers.liveness(record.owner).await == Liveness::Dead => {
-                        Some((record.expires_ms, id))
-                    }
-                    _ => None,
-                })
-            }
+            std::future::ready(Ok(id.map(|id| (record.expires_ms, id, record.owner))))
         });
-        let Some((expires_ms, id)) = std::pin::pin!(open).try_next().await? else { return Ok(None) };
-        self.watch_expiry(agent, id, expires_ms);
-        let expires = SystemTime::UNIX_EPOCH + Duration::from_millis(expires_ms);
-        Ok(Some(FollowUp { id, expires_at: rfc3339_to_second(expires) }))
+        let mut open: Vec<_> = open.try_collect().await?;
+        open.sort_unstable_by_key(|(expires_ms, ..)| std::cmp::Reverse(*expires_ms));
+        for (expires_ms, id, owner) in open {
+            // A request of a replica that runs may have made the id, and give it up.
+            if self.peers.liveness(owner).await == Liveness::Dead {
+                self.watch_expiry(agent, id, expires_ms);
+                let expires = SystemTime::UNIX_EPOCH + Duration::from_millis(expires_ms);
+                return Ok(Some(FollowUp { id, expires_at: rfc3339_to_second(expires) }));
+            }
+        }
+        Ok(None)
     }
 
-    /// The tasks of an agent to which a replica was sending an answer.
+    /// The questions of an agent to which a replica was sending an answer.
     pub(crate) fn sending<'a>(
         &'a self,
         agent: &'a Arc<str>,
-    ) -> impl Stream<Item = Result<(InstanceId, String), StoreUnavailable>> + Send + 'a {
-        self.records.scan(agent).try_filter_map(|(_, record): (RecordKey, FollowUpRecord)| {
-            std::future::ready(Ok(match record.state {
-                FollowUpState::Sending { by, .. } => Some((by, record.question.task_id)),
+    ) -> impl Stream<Item = Result<SentAnswer, StoreUnavailable>> + Send + 'a {
+        self.records.scan(agent).try_filter_map(|(key, record): (RecordKey, FollowUpRecord)| {
+            let id = Uuid::try_parse(&key.id).ok();
+            std::future::ready(Ok(match (record.state, id) {
+                (FollowUpState::Sending { by, .. }, Some(id)) => {
+                    Some(SentAnswer { by, id, task_id: record.question.task_id })
+                }
                 _ => None,
             }))
         })

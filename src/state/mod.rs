@@ -48,7 +48,7 @@ use uuid::Uuid;
 
 use crate::caller::Caller;
 use crate::reply::error::{ActionError, Code};
-use follow_ups::FollowUps;
+use follow_ups::{Claim, FollowUps};
 use idempotency::Idempotency;
 use ledger::{HolderId, Stored};
 use peers::{PeerQueries, Peers};
@@ -57,6 +57,8 @@ use sessions::Sessions;
 use tasks::Tasks;
 
 const SWEEP_INTERVAL: Duration = Duration::from_secs(30);
+/// How often a claim looks whether the store has confirmed its task.
+const CONFIRMATION_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Each kind of record has a table or bucket of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -321,6 +323,21 @@ impl State {
                 let _ = self.follow_ups.expire(agent, id).await;
             }
         }
+    }
+
+    /// Ends the claim of an answer that the agent has received, or may have. If this replica dies before the store has
+    /// confirmed that it follows the task, the claim tells the others that somebody has to.
+    pub(crate) async fn mark_used(self: &Arc<Self>, agent: &Arc<str>, claim: Claim) {
+        if !self.tasks.is_unconfirmed(agent, &claim.question.task_id) {
+            return claim.mark_used().await;
+        }
+        let (state, agent) = (Arc::clone(self), Arc::clone(agent));
+        tokio::spawn(async move {
+            while state.tasks.is_unconfirmed(&agent, &claim.question.task_id) {
+                tokio::time::sleep(CONFIRMATION_INTERVAL).await;
+            }
+            claim.mark_used().await;
+        });
     }
 
     pub(crate) fn store(&self) -> &dyn StateStore {

@@ -125,7 +125,7 @@ enum StreamEnd {
 
 #[derive(Debug)]
 pub(super) struct CallRun<'a, P> {
-    actions: &'a Actions,
+    pub(super) actions: &'a Actions,
     pub(super) recorder: TaskRecorder<'a>,
     pub(super) waiter: AgentWaiter<'a, P>,
     builder: TaskBuilder<'a>,

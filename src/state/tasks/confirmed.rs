@@ -311,6 +311,11 @@ impl Tasks {
         matches!(self.get_local(agent, id), Some(LocalTask::Unconfirmed(task)) if task.is_only_here)
     }
 
+    /// Whether the store has not confirmed the last change of a task.
+    pub(crate) fn is_unconfirmed(&self, agent: &Arc<str>, id: &str) -> bool {
+        matches!(self.get_local(agent, id), Some(LocalTask::Unconfirmed(_)))
+    }
+
     /// Whether another replica decides about a task since this process has seen it.
     fn is_taken_over(&self, task: &Unconfirmed, known: &StoredTask<TaskOutline>) -> bool {
         let mut observers = task.earlier.iter().copied().chain([task.observer]);

@@ -17,7 +17,7 @@ use uuid::Uuid;
 use super::super::super::State;
 use super::super::super::clock::wall_time;
 use super::super::super::follow_ups::{
-    AdoptedQuestion, Claim, ClaimResult, FollowUpState, NewFollowUp, OpenQuestion, expired,
+    AdoptedQuestion, Claim, ClaimResult, FollowUpState, NewFollowUp, OpenQuestion, SentAnswer, expired,
 };
 use super::super::super::peers::{Holder, InstanceId, Liveness, Peers};
 use super::super::super::quota::Quotas;
@@ -387,7 +387,7 @@ impl Replica {
             }
             if let Some(seen) = seen.filter(|seen| seen.state.is_final()) {
                 if let Err(error) = self.observe(&run, &seen, None).await {
-                    claim.mark_used().await;
+                    self.mark_used(claim).await;
                     return Err(error);
                 }
                 claim.mark_expired().await;
@@ -424,18 +424,19 @@ impl Replica {
                 Err(SendError::Broken) => match self.world.poll_past(task, &fingerprint).await {
                     Some(None) => return release(claim).await,
                     Some(Some(seen)) => {
-                        claim.mark_used().await;
-                        self.follow_answer(&run, task, seen).await?;
+                        let followed = self.follow_answer(&run, task, seen).await;
+                        self.mark_used(claim).await;
+                        followed?;
                         return self.win(id);
                     }
                     None => {
-                        claim.mark_used().await;
+                        self.mark_used(claim).await;
                         return Err(ActionError::new(Code::OutcomeUnknown, "broken").after_reaching_agent());
                     }
                 },
             };
             let followed = self.follow_answer(&run, task, seen).await;
-            claim.mark_used().await;
+            self.mark_used(claim).await;
             self.log(|| format!("has answered {name}"));
             followed?;
             self.win(id)
@@ -454,6 +455,20 @@ impl Replica {
             }
             Err(error) => Err(self.record_untracked(run, task, error).await),
         }
+    }
+
+    /// As in `State::mark_used`.
+    async fn mark_used(&self, claim: Claim) {
+        let id = claim.question.task_id.clone();
+        if !self.state.tasks.is_unconfirmed(&self.agent, &id) {
+            return claim.mark_used().await;
+        }
+        self.spawn(|this| async move {
+            while this.state.tasks.is_unconfirmed(&this.agent, &id) {
+                tokio::time::sleep(Duration::from_millis(500)).await;
+            }
+            claim.mark_used().await;
+        });
     }
 
     fn win(&self, id: Uuid) -> Result<(), ActionError> {
@@ -482,10 +497,8 @@ impl Replica {
         let (tasks, id) = (&self.state.tasks, &claim.question.task_id);
         let found = match tasks.find_to_answer(&self.agent, id).await {
             Ok(found) => Ok(found),
-            Err(error) => match tasks.find(&self.agent, id).await {
-                Ok(Some(task)) if claim.is_named_in(&task) => Ok(Some(task)),
-                _ => Err(error),
-            },
+            Err(_) if tasks.is_only_here(&self.agent, id) => tasks.find(&self.agent, id).await,
+            Err(error) => Err(error),
         };
         let task = match found {
             Ok(task) => task,
@@ -674,18 +687,17 @@ impl Replica {
         found
     }
 
-    /// The replicas that were sending an answer, and the tasks.
-    async fn sending(&self) -> Vec<(InstanceId, String)> {
+    async fn sending(&self) -> Vec<SentAnswer> {
         let found: Result<Vec<_>, _> = self.state.follow_ups.sending(&self.agent).try_collect().await;
         let mut found = found.unwrap_or_default();
-        found.sort();
+        found.sort_by_key(|sent| (sent.by, sent.task_id.clone(), self.world.name(sent.id)));
         found
     }
 
     async fn dead_owners(&self) -> Vec<InstanceId> {
         let mut dead = Vec::new();
         let owners = self.foreign().await.into_iter().map(|(_, task)| task.owner);
-        let senders = self.sending().await.into_iter().map(|(sender, _)| sender);
+        let senders = self.sending().await.into_iter().map(|sent| sent.by);
         for owner in owners.chain(senders) {
             if !dead.contains(&owner) && self.state.peers.liveness(owner).await == Liveness::Dead {
                 dead.push(owner);
@@ -698,12 +710,16 @@ impl Replica {
         tokio::time::sleep(self.world.millis(0..300)).await;
         let mut found = self.foreign().await;
         found.retain(|(_, task)| task.owner == from);
-        for (_, id) in self.sending().await.into_iter().filter(|(sender, _)| *sender == from) {
-            if let Ok(Some(task)) = self.state.tasks.find_current(&self.agent, &id).await
-                && task.state.awaits_caller()
-                && task.owner != from
-            {
-                found.push((id, task));
+        for SentAnswer { id, task_id, .. } in self.sending().await.into_iter().filter(|sent| sent.by == from)
+        {
+            let Ok(task) = self.state.tasks.find_current(&self.agent, &task_id).await else { continue };
+            match task {
+                Some(task) if task.follow_up.as_ref().is_some_and(|named| named.id == id) => {
+                    if task.owner != from {
+                        found.push((task_id, task));
+                    }
+                }
+                _ => drop(self.state.follow_ups.adopt(&self.agent, &id, from).await),
             }
         }
         self.world.shuffle(&mut found);
