@@ -332,7 +332,8 @@ impl State {
             return claim.mark_used().await;
         }
         let (state, agent) = (Arc::clone(self), Arc::clone(agent));
-        tokio::spawn(async move {
+        // Like the claim itself, it ends with the process at the latest.
+        tokio::runtime::Handle::current().spawn(async move {
             while state.tasks.is_unconfirmed(&agent, &claim.question.task_id) {
                 tokio::time::sleep(CONFIRMATION_INTERVAL).await;
             }
