@@ -9,7 +9,7 @@
 //! next write finds another owner.
 //!
 //! The changes of a submitted task are published, each with a revision that counts them. The owner publishes a change
-//! only after the store has [confirmed](confirmed) it, so no two replicas publish different changes with the same
+//! only after the store has [confirmed] it, so no two replicas publish different changes with the same
 //! revision. A replica that adopts the task publishes the last change again, because the owner may have died in between.
 //!
 //! A record may hold a reply of many megabytes. Most requests do not need it: they get the [outline](TaskOutline) of the
