@@ -307,8 +307,9 @@ impl State {
         if !self.tasks.is_unconfirmed(agent, &claim.question.task_id) {
             return claim.mark_used().await;
         }
+        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
         let (state, agent) = (Arc::clone(self), Arc::clone(agent));
-        tokio::spawn(async move {
+        runtime.spawn(async move {
             while state.tasks.is_unconfirmed(&agent, &claim.question.task_id) {
                 tokio::time::sleep(CONFIRMATION_INTERVAL).await;
             }
