@@ -571,9 +571,10 @@ impl FollowUps {
     ) -> Result<Option<FollowUp>, StoreUnavailable> {
         let open = self.records.scan(agent).try_filter_map(|(key, record): (RecordKey, FollowUpRecord)| {
             let question = &record.question;
+            let state = record.state_now();
             let is_open = question.task_id == task_id
                 && question.fingerprint == fingerprint
-                && record.state_now() == FollowUpState::Pending;
+                && (state == FollowUpState::Pending || state.is_claimed());
             let id = Uuid::try_parse(&key.id).ok().filter(|_| is_open);
             std::future::ready(Ok(id.map(|id| (record.expires_ms, id, record.owner))))
         });

@@ -331,9 +331,9 @@ impl State {
         if !self.tasks.is_unconfirmed(agent, &claim.question.task_id) {
             return claim.mark_used().await;
         }
+        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
         let (state, agent) = (Arc::clone(self), Arc::clone(agent));
-        // Like the claim itself, it ends with the process at the latest.
-        tokio::runtime::Handle::current().spawn(async move {
+        runtime.spawn(async move {
             while state.tasks.is_unconfirmed(&agent, &claim.question.task_id) {
                 tokio::time::sleep(CONFIRMATION_INTERVAL).await;
             }

@@ -30,8 +30,8 @@ use self::replica::Replica;
 use self::world::{Counts, World};
 use super::super::clock::set_wall_clock;
 
-/// Schedules of an ordinary test run: a few seconds in an unoptimised build.
-const SCHEDULES: u64 = 300;
+/// Schedules of an ordinary test run: less than ten seconds in an unoptimised build.
+const SCHEDULES: u64 = 100;
 /// Failing seeds that are reported, before the run ends.
 const MAX_FAILURES: usize = 10;
 

@@ -108,9 +108,12 @@ pub(super) async fn ids_are_valid(world: &Arc<World>) {
             }
             tokio::time::sleep(Duration::from_secs(5)).await;
         }
-        // After a false death, the id of the other replica may be the valid one.
+        // A replica that others considered dead has told a caller an id that it could not write. The one that adopted the
+        // task had to give the question another id.
         let is_used = matches!(replies.last(), Some(Some(Err(Code::FollowUpUsed | Code::FollowUpExpired))));
-        if replies.len() == 6 && !(is_used && world.had_false_deaths()) {
+        if replies.len() == 6 && is_used && world.had_false_deaths() {
+            world.count("ids that were replaced after a false death");
+        } else if replies.len() == 6 {
             let (name, fingerprint) = (world.name(id), issued.fingerprint);
             world.violation(format!(
                 "question lost: {name} for {fingerprint} cannot be answered: {replies:?}"
@@ -136,7 +139,7 @@ pub(super) fn follow_ups_are_settled(world: &World) {
         let state = &record["state"];
         let was_sent = world.was_sent(id);
         match state["is"].as_str().unwrap_or_default() {
-            // After a false death, another replica had to assume that the answer was sent.
+            // After a false death, another replica had to assume that the answer was sent, because the claim said so.
             "used" if !was_sent && !world.had_false_deaths() => {
                 world.violation(format!("{name} is used, but nothing was sent"));
             }
