@@ -470,9 +470,13 @@ impl Tasks {
             let (reply, outline) = (task.record.reply.clone(), outline.clone());
             task.add_attempt(Attempt { nonce, base, previous: previous.clone(), update, reply, outline });
             let result = RecordResult::Written { previous, update };
+            let is_new_record = base.is_none() && observer.takeover == Takeover::New;
             let stored = StoredTask { task: record, nonce, replaced, run };
-            // Nobody waits for the record of a call that only runs for long.
-            Ok(match is_shared {
+            // Nobody waits for the record of a call that only runs for long. A call that has just asked its first question
+            // does not wait either: the question is in the store, and an answer asks this replica for the task until the
+            // record is there, too.
+            let is_first_question = is_new_record && !stored.task.is_submitted && self.store.is_available();
+            Ok(match is_shared && !is_first_question {
                 true => Change::Write(stored, lifetime, result),
                 false => Change::WriteBehind(stored, lifetime, result),
             })
