@@ -60,7 +60,7 @@ use super::service::{ServiceContext, ServiceError, round_trip};
 use super::subject::{ANNOUNCE, ReplyGuard, Subjects, Token};
 use crate::background::{BackgroundTasks, OnPanic};
 use crate::json::to_bytes;
-use crate::state::peers::{Death, Holder, InstanceId, Liveness, NoQueries, PeerQueries, Peers};
+use crate::state::peers::{ClaimStatus, Death, Holder, InstanceId, Liveness, NoQueries, PeerQueries, Peers};
 use crate::state::{RecordKey, RecordKind};
 
 /// How long a replica may take to answer.
@@ -374,10 +374,10 @@ impl Peers for NatsPeers {
         self.lock_table().may_return(instance, Instant::now())
     }
 
-    fn holds_claim(&self, instance: InstanceId, nonce: Uuid) -> BoxFuture<'_, Option<bool>> {
+    fn claim_status(&self, instance: InstanceId, nonce: Uuid) -> BoxFuture<'_, Option<ClaimStatus>> {
         async move {
             if instance == self.instance {
-                return Some(self.queries().holds_claim(nonce));
+                return Some(self.queries().claim_status(nonce));
             }
             if !self.is_connected() {
                 return None;
@@ -385,7 +385,7 @@ impl Peers for NatsPeers {
             match self.ask::<ClaimAnswer>(instance, "claim", &ClaimQuery { nonce }).await {
                 Ok(answer) => {
                     self.saw(instance);
-                    Some(answer.holds)
+                    Some(answer.status)
                 }
                 Err(_) => {
                     self.lock_table().unreachable(instance, Instant::now());

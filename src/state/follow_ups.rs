@@ -12,7 +12,7 @@
 //! one that it left in `sending` is used, because the agent may have the answer. For a day after its end an id still
 //! says whether it was used or has expired.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::clock::wall_time;
-use super::peers::{Holder, InstanceId, Liveness, Peers};
+use super::peers::{ClaimStatus, Holder, InstanceId, Liveness, Peers};
 use super::records::{Assumption, Change, Record, TypedRecords};
 use super::tasks::TaskOutline;
 use super::{Durability, Lifetime, RecordKey, RecordKind, StateStore, StoreUnavailable};
@@ -174,12 +174,12 @@ pub(crate) struct FollowUps {
 /// For each agent, when its questions expire.
 type Expiries = HashMap<Arc<str>, BTreeSet<(u64, Uuid)>>;
 
-/// The nonces of the claims that requests of this process hold. Other replicas ask for them.
+/// The claims of this process by their nonces, and whether the answer was released. Other replicas ask for them.
 #[derive(Debug, Default)]
-struct HeldClaims(Mutex<HashSet<Uuid>>);
+struct HeldClaims(Mutex<HashMap<Uuid, ClaimStatus>>);
 
 impl HeldClaims {
-    fn lock(&self) -> MutexGuard<'_, HashSet<Uuid>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<Uuid, ClaimStatus>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -231,14 +231,6 @@ enum DueQuestion {
     Expired(Box<OpenQuestion>),
     Claimed,
     Ended,
-}
-
-/// What the holder of a claim does.
-enum HolderState {
-    Working,
-    /// It has released the claim, or its answer has ended.
-    GaveUp,
-    Dead,
 }
 
 impl FollowUps {
@@ -317,9 +309,9 @@ impl FollowUps {
             instance: own,
         };
         // Before the claim is written: a replica that sees it may ask at once.
-        self.claims.lock().insert(held.nonce);
-        // A claim whose holder is dead, or has given it up.
-        let (mut dead, mut given_up) = (None, None);
+        held.set_status(ClaimStatus::Held);
+        // A claim whose holder is dead, has released it, or has ended it otherwise.
+        let (mut dead, mut released, mut ended) = (None, None, None);
         let mut is_missing = false;
         for _ in 0..MAX_ATTEMPTS {
             let mut owner = own;
@@ -339,13 +331,18 @@ impl FollowUps {
                         Ok(Change::Keep(Decision::Elsewhere(record.owner)))
                     }
                     FollowUpState::Pending => Ok(record.with_state(claimed, Decision::Claimed(question))),
-                    FollowUpState::Answering { nonce, .. } if [dead, given_up].contains(&Some(nonce)) => {
+                    FollowUpState::Answering { nonce, .. } | FollowUpState::Sending { nonce, .. }
+                        if released == Some(nonce) =>
+                    {
+                        Ok(record.with_state(claimed, Decision::Claimed(question)))
+                    }
+                    FollowUpState::Answering { nonce, .. } if [dead, ended].contains(&Some(nonce)) => {
                         Ok(record.with_state(claimed, Decision::Claimed(question)))
                     }
                     // Whoever adopts the task marks the id as used, and follows the task.
                     FollowUpState::Sending { nonce, .. } if dead == Some(nonce) => Err(may_have_been_sent()),
                     // The end of that answer is about to be written.
-                    FollowUpState::Sending { nonce, .. } if given_up == Some(nonce) => Err(used()),
+                    FollowUpState::Sending { nonce, .. } if ended == Some(nonce) => Err(used()),
                     FollowUpState::Answering { by, nonce } | FollowUpState::Sending { by, nonce } => {
                         Ok(Change::Keep(Decision::ClaimedBy(by, nonce)))
                     }
@@ -361,9 +358,10 @@ impl FollowUps {
                 }
                 Ok(Decision::Elsewhere(owner)) => return Ok(ClaimResult::Elsewhere(owner)),
                 Ok(Decision::ClaimedBy(by, nonce)) => match self.holder_state(by, nonce).await? {
-                    HolderState::Working => return Err(used()),
-                    HolderState::GaveUp => given_up = Some(nonce),
-                    HolderState::Dead => dead = Some(nonce),
+                    Some(ClaimStatus::Held) => return Err(used()),
+                    Some(ClaimStatus::Released) => released = Some(nonce),
+                    Some(ClaimStatus::Ended) => ended = Some(nonce),
+                    None => dead = Some(nonce),
                 },
                 Err(error) => match self.find_elsewhere(&held.key, error).await {
                     // The replica that had the record may have written it since it was not found.
@@ -376,15 +374,15 @@ impl FollowUps {
         Err(ActionError::new(Code::StateUnavailable, message))
     }
 
-    async fn holder_state(&self, by: InstanceId, nonce: Uuid) -> Result<HolderState, ActionError> {
-        let holds = match by == self.peers.instance() {
-            true => Some(self.holds_claim(nonce)),
-            false => self.peers.holds_claim(by, nonce).await,
+    /// What the holder of a claim does. `None` if it is dead.
+    async fn holder_state(&self, by: InstanceId, nonce: Uuid) -> Result<Option<ClaimStatus>, ActionError> {
+        let status = match by == self.peers.instance() {
+            true => Some(self.claim_status(nonce)),
+            false => self.peers.claim_status(by, nonce).await,
         };
-        match holds {
-            Some(true) => Ok(HolderState::Working),
-            Some(false) => Ok(HolderState::GaveUp),
-            None if self.peers.liveness(by).await == Liveness::Dead => Ok(HolderState::Dead),
+        match status {
+            Some(status) => Ok(Some(status)),
+            None if self.peers.liveness(by).await == Liveness::Dead => Ok(None),
             None => {
                 let message =
                     "the replica that claimed this question does not respond; try again in a few seconds";
@@ -426,9 +424,9 @@ impl FollowUps {
         }
     }
 
-    /// Whether a request of this process works on the answer with this nonce.
-    pub(super) fn holds_claim(&self, nonce: Uuid) -> bool {
-        self.claims.lock().contains(&nonce)
+    /// What this process does with the claim that has this nonce.
+    pub(super) fn claim_status(&self, nonce: Uuid) -> ClaimStatus {
+        self.claims.lock().get(&nonce).copied().unwrap_or(ClaimStatus::Ended)
     }
 
     /// Expires a question because its task has reached a final state.
@@ -529,6 +527,8 @@ impl FollowUps {
         from: InstanceId,
     ) -> Result<AdoptedQuestion, ActionError> {
         let (own, key) = (self.peers.instance(), key(agent, id));
+        // Another replica may have claimed a question that this process has asked.
+        self.records.forget(&key);
         let sender = match self.records.read::<FollowUpRecord>(&key).await?.map(|read| read.record.state) {
             Some(FollowUpState::Sending { by, nonce }) if self.peers.liveness(by).await == Liveness::Dead => {
                 Some(nonce)
@@ -725,8 +725,14 @@ impl Drop for Claim {
 }
 
 impl HeldClaim {
+    fn set_status(&self, status: ClaimStatus) {
+        self.claims.lock().insert(self.nonce, status);
+    }
+
     /// Ends a claim whose request is gone.
     async fn abandon(self) {
+        // The state in the store says whether the answer may have been sent.
+        self.set_status(ClaimStatus::Ended);
         let answering = FollowUpState::Answering { by: self.instance, nonce: self.nonce };
         let is_unsent = move |state| state == answering;
         let end = move |state| if is_unsent(state) { FollowUpState::Pending } else { FollowUpState::Used };
@@ -734,6 +740,10 @@ impl HeldClaim {
     }
 
     async fn end(self, state: FollowUpState) {
+        if state == FollowUpState::Pending {
+            // Until the store has taken the write, a caller who tries again must not be told that the id is used.
+            self.set_status(ClaimStatus::Released);
+        }
         // Before a release, the store may not have confirmed that the answer is about to be sent. That write may still be
         // under way.
         let durability = match state {
@@ -790,7 +800,7 @@ impl HeldClaim {
 }
 
 impl Drop for HeldClaim {
-    /// From now on, a claim with this nonce in the store counts as given up.
+    /// From now on, a claim with this nonce in the store counts as ended.
     fn drop(&mut self) {
         self.claims.lock().remove(&self.nonce);
     }

@@ -51,7 +51,7 @@ use crate::reply::error::{ActionError, Code};
 use follow_ups::{Claim, FollowUps};
 use idempotency::Idempotency;
 use ledger::{HolderId, Stored};
-use peers::{PeerQueries, Peers};
+use peers::{ClaimStatus, PeerQueries, Peers};
 use quota::{AgentQuota, CallKind, Quotas, ReservedRoom};
 use sessions::Sessions;
 use tasks::Tasks;
@@ -389,8 +389,8 @@ impl PeerQueries for State {
         }
     }
 
-    fn holds_claim(&self, nonce: Uuid) -> bool {
-        self.follow_ups.holds_claim(nonce)
+    fn claim_status(&self, nonce: Uuid) -> ClaimStatus {
+        self.follow_ups.claim_status(nonce)
     }
 
     fn record_changed(&self, kind: RecordKind, key: &RecordKey) {

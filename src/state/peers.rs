@@ -9,6 +9,7 @@ use std::time::Duration;
 use futures_util::future::BoxFuture;
 #[cfg(test)]
 use futures_util::future::{FutureExt as _, ready};
+use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::{RecordKey, RecordKind};
@@ -48,6 +49,18 @@ impl Holder {
     }
 }
 
+/// What the holder of a claim does with it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum ClaimStatus {
+    /// A request works on the answer.
+    Held,
+    /// The agent has not taken the answer, and the store may not know it yet.
+    Released,
+    /// No request of the process holds it.
+    Ended,
+}
+
 /// A replica stopped, or stopped responding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Death {
@@ -75,8 +88,8 @@ pub(crate) trait Peers: fmt::Debug + Send + Sync {
     /// Whether a replica that does not respond may come back with what its process knows.
     fn may_return(&self, instance: InstanceId) -> bool;
 
-    /// Whether a replica still works on the answer with this nonce. `None` if it does not respond.
-    fn holds_claim(&self, instance: InstanceId, nonce: Uuid) -> BoxFuture<'_, Option<bool>>;
+    /// What a replica does with the claim that has this nonce. `None` if it does not respond.
+    fn claim_status(&self, instance: InstanceId, nonce: Uuid) -> BoxFuture<'_, Option<ClaimStatus>>;
 
     /// The other replica that holds a record which is not in the store. With a key of a verified caller, only a task that
     /// belongs to that caller counts.
@@ -91,8 +104,8 @@ pub(crate) trait PeerQueries: fmt::Debug + Send + Sync {
     /// Whether this process holds a record, for [`Peers::find`].
     fn has(&self, kind: RecordKind, key: &RecordKey) -> bool;
 
-    /// Whether this process works on the answer with this nonce, for [`Peers::holds_claim`].
-    fn holds_claim(&self, nonce: Uuid) -> bool;
+    /// What this process does with the claim that has this nonce, for [`Peers::claim_status`].
+    fn claim_status(&self, nonce: Uuid) -> ClaimStatus;
 
     /// Another replica has changed a record, for [`Peers::record_changed`].
     fn record_changed(&self, kind: RecordKind, key: &RecordKey);
@@ -107,8 +120,8 @@ impl PeerQueries for NoQueries {
         false
     }
 
-    fn holds_claim(&self, _: Uuid) -> bool {
-        false
+    fn claim_status(&self, _: Uuid) -> ClaimStatus {
+        ClaimStatus::Ended
     }
 
     fn record_changed(&self, _: RecordKind, _: &RecordKey) {}
@@ -145,7 +158,7 @@ impl Peers for NoPeers {
         false
     }
 
-    fn holds_claim(&self, _: InstanceId, _: Uuid) -> BoxFuture<'_, Option<bool>> {
+    fn claim_status(&self, _: InstanceId, _: Uuid) -> BoxFuture<'_, Option<ClaimStatus>> {
         ready(None).boxed()
     }
 

@@ -111,6 +111,11 @@ impl<R: Record> TypedRecords<R> {
         Ok(Some(record))
     }
 
+    /// Drops this process's copy of a record, so that the next read sees what other replicas have written.
+    pub(super) fn forget(&self, key: &RecordKey) {
+        self.store.forget(self.kind, key);
+    }
+
     /// Reads a record, decides, and writes it back. If another write comes first, it reads and decides again.
     ///
     /// A write that the store does not confirm is repeated with the same expected revision: whichever of the two

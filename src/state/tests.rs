@@ -17,7 +17,7 @@ use uuid::Uuid;
 use super::follow_ups::{Claim, ClaimResult, FollowUpState, FollowUps, OpenQuestion};
 use super::idempotency::{Idempotency, Reservation};
 use super::memory::MemoryStore;
-use super::peers::{Holder, InstanceId, Liveness, NoPeers, Peers};
+use super::peers::{ClaimStatus, Holder, InstanceId, Liveness, NoPeers, Peers};
 use super::quota::Quotas;
 use super::stats::StoreStats;
 use super::tasks::{Observer, RecordResult, Takeover, TaskRecord, Tasks};
@@ -238,8 +238,8 @@ impl Peers for AllAlive {
         true
     }
 
-    fn holds_claim(&self, _: InstanceId, _: Uuid) -> BoxFuture<'_, Option<bool>> {
-        ready(Some(true)).boxed()
+    fn claim_status(&self, _: InstanceId, _: Uuid) -> BoxFuture<'_, Option<ClaimStatus>> {
+        ready(Some(ClaimStatus::Held)).boxed()
     }
 
     fn find<'a>(&'a self, _: RecordKind, _: &'a RecordKey) -> BoxFuture<'a, Holder> {

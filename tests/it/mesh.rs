@@ -197,16 +197,11 @@ async fn plain_calls() -> Row {
     )
 }
 
-/// The median time of an operation, one at a time.
-async fn median<F: Future<Output = ()>>(count: usize, operation: impl Fn() -> F) -> Duration {
-    let mut times = Vec::new();
-    for _ in 0..count {
-        let began = Instant::now();
-        operation().await;
-        times.push(began.elapsed());
-    }
-    times.sort_unstable();
-    times[times.len() / 2]
+/// How long an operation takes, in seconds.
+async fn time(operation: impl Future<Output = ()>) -> f64 {
+    let began = Instant::now();
+    operation.await;
+    began.elapsed().as_secs_f64()
 }
 
 /// A new record of the size of a question, which JetStream confirms.
@@ -241,15 +236,23 @@ async fn cost_of_a_question(is_cluster: bool) -> Row {
     let (shared, local) = (start("auto").await, start("off").await);
     let (mut costs, mut writes) = (Vec::new(), Vec::new());
     for _ in 0..rounds {
-        let round_trip = median(count, || async {
-            client.request("echo", "x".into()).await.unwrap();
+        // In turns, so that all four meet the same caches and the same load.
+        let mut times: [Vec<f64>; 4] = Default::default();
+        for _ in 0..count {
+            let taken = [
+                time(async { drop(client.request("echo", "x".into()).await.unwrap()) }).await,
+                time(async { drop(question(&local).await) }).await,
+                time(write_to_bucket(&shared)).await,
+                time(async { drop(question(&shared).await) }).await,
+            ];
+            times.iter_mut().zip(taken).for_each(|(times, taken)| times.push(taken));
+        }
+        let [round_trip, without, write, with] = times.map(|mut times| {
+            times.sort_unstable_by(f64::total_cmp);
+            times[times.len() / 2]
         });
-        let round_trip = round_trip.await.as_secs_f64();
-        let write = median(count, || write_to_bucket(&shared)).await;
-        let without = median(count, || async { drop(question(&local).await) }).await;
-        let with = median(count, || async { drop(question(&shared).await) }).await;
-        costs.push((with.as_secs_f64() - without.as_secs_f64()) / round_trip);
-        writes.push(write.as_secs_f64() / round_trip);
+        costs.push((with - without) / round_trip);
+        writes.push(write / round_trip);
     }
     writes.sort_unstable_by(f64::total_cmp);
     let write = writes[writes.len() / 2];
@@ -407,7 +410,7 @@ async fn killed_after_asking() -> Row {
 
 /// A replica dies with many answers at the same point.
 async fn failpoints() -> Vec<Row> {
-    let count = times(5, 50);
+    let count = times(5, 200);
     let mut rows = Vec::new();
     if !cfg!(feature = "failpoints") {
         return rows;

@@ -23,7 +23,7 @@ pub(in crate::action) struct PollSchedule {
     max_interval: Duration,
     growth: f32,
     max_polls: u32,
-    /// Polling goes on for at least this long, even after `max_polls`.
+    /// Even after `max_polls`, the last poll does not begin before this time has passed.
     min_duration: Duration,
 }
 
@@ -57,12 +57,20 @@ pub(in crate::action) struct Poller {
     interval: Duration,
     polls: u32,
     poll_until: Instant,
+    last_began: Option<Instant>,
 }
 
 impl Poller {
     pub(in crate::action) fn new(task_id: String, schedule: PollSchedule) -> Self {
         let poll_until = Instant::now() + schedule.min_duration;
-        Self { task_id, schedule, interval: schedule.initial_interval, polls: 0, poll_until }
+        Self {
+            task_id,
+            schedule,
+            interval: schedule.initial_interval,
+            polls: 0,
+            poll_until,
+            last_began: None,
+        }
     }
 
     /// Sleeps, then polls once. Returns `None` when the schedule has ended.
@@ -70,11 +78,14 @@ impl Poller {
         &mut self,
         waiter: &mut AgentWaiter<'_, P>,
     ) -> Result<Option<Polled>, Interruption> {
-        if self.polls >= self.schedule.max_polls && Instant::now() >= self.poll_until {
+        // By the time at which the poll began: if the process did not run meanwhile, its result says little about now.
+        let was_long_enough = self.last_began.is_some_and(|began| began >= self.poll_until);
+        if self.polls >= self.schedule.max_polls && was_long_enough {
             return Ok(None);
         }
         self.polls = self.polls.saturating_add(1);
         waiter.within(tokio::time::sleep(self.interval)).await?;
+        self.last_began = Some(Instant::now());
         self.interval = self.interval.mul_f32(self.schedule.growth).min(self.schedule.max_interval);
         waiter.get_task(&self.task_id, GET_TASK_TIMEOUT).await.map(Some)
     }

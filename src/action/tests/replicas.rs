@@ -17,7 +17,7 @@ use crate::action::request::{CallOptions, FollowUpAnswer, Invocation, Meta};
 use crate::caller::Caller;
 use crate::reply::Reply;
 use crate::state::follow_ups::OpenQuestion;
-use crate::state::peers::{Holder, InstanceId, Liveness, Peers};
+use crate::state::peers::{ClaimStatus, Holder, InstanceId, Liveness, Peers};
 use crate::state::quota::Quotas;
 use crate::state::sessions::SessionId;
 use crate::state::tests::FaultyStore;
@@ -77,7 +77,7 @@ impl Peers for Pair {
         self.known().may_return
     }
 
-    fn holds_claim(&self, _: InstanceId, _: Uuid) -> BoxFuture<'_, Option<bool>> {
+    fn claim_status(&self, _: InstanceId, _: Uuid) -> BoxFuture<'_, Option<ClaimStatus>> {
         ready(None).boxed()
     }
 

@@ -91,7 +91,7 @@ impl NatsPeers {
             }
             ("claim", Some(reply)) => {
                 if let Ok(ClaimQuery { nonce }) = serde_json::from_slice(body) {
-                    self.send(reply, &ClaimAnswer { holds: self.queries().holds_claim(nonce) });
+                    self.send(reply, &ClaimAnswer { status: self.queries().claim_status(nonce) });
                 }
             }
             ("changed", _) => {

@@ -7,7 +7,7 @@ use uuid::Uuid;
 
 use crate::caller::Caller;
 use crate::state::RecordKind;
-use crate::state::peers::InstanceId;
+use crate::state::peers::{ClaimStatus, InstanceId};
 
 /// A ping, and the response to it.
 #[derive(Debug, Serialize, Deserialize)]
@@ -24,7 +24,7 @@ pub(super) struct Announcement {
     pub is_leaving: bool,
 }
 
-/// Whether the replica works on the answer with this nonce.
+/// What does the replica do with the claim that has this nonce?
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct ClaimQuery {
     pub nonce: Uuid,
@@ -32,7 +32,7 @@ pub(super) struct ClaimQuery {
 
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct ClaimAnswer {
-    pub holds: bool,
+    pub status: ClaimStatus,
 }
 
 /// Another replica has changed a record that this one has written.

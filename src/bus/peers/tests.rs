@@ -32,8 +32,8 @@ impl PeerQueries for Records {
         *key.agent == *"weather" && self.held.contains(&(kind, key.id.clone()))
     }
 
-    fn holds_claim(&self, nonce: Uuid) -> bool {
-        self.nonce == nonce
+    fn claim_status(&self, nonce: Uuid) -> ClaimStatus {
+        if self.nonce == nonce { ClaimStatus::Held } else { ClaimStatus::Ended }
     }
 
     fn record_changed(&self, kind: RecordKind, key: &RecordKey) {
@@ -111,7 +111,7 @@ async fn a_replica_that_crashes_is_dead_and_alive_when_it_is_back() {
     assert_eq!(one.peers.liveness(unknown).await, Liveness::Unreachable);
     let crashed = two.id();
     two.crash().await;
-    assert_eq!(one.peers.holds_claim(crashed, Uuid::nil()).await, None);
+    assert_eq!(one.peers.claim_status(crashed, Uuid::nil()).await, None);
     assert_eq!(one.peers.liveness(crashed).await, Liveness::Unreachable, "it may come back");
     let mut dead = Vec::new();
     while dead.len() < 2 {
@@ -142,7 +142,7 @@ async fn nobody_dies_while_the_connection_is_down() {
     let mut deaths = one.peers.deaths();
     server.end();
     wait_until(|| async { !one.peers.is_connected() }).await;
-    assert_eq!(one.peers.holds_claim(two.id(), Uuid::nil()).await, None);
+    assert_eq!(one.peers.claim_status(two.id(), Uuid::nil()).await, None);
     let state = one.peers.liveness(two.id()).await;
     assert_ne!(state, Liveness::Dead);
     server.restart().await;
@@ -174,9 +174,9 @@ async fn a_record_is_found_at_the_replica_that_holds_it() {
         let long = "x".repeat(MAX_ID + 1);
         assert_eq!(replica.peers.find(RecordKind::Task, &key(&long)).await, Holder::Nowhere);
     }
-    assert_eq!(one.peers.holds_claim(two.id(), nonce).await, Some(true));
-    assert_eq!(one.peers.holds_claim(two.id(), Uuid::nil()).await, Some(false));
-    assert_eq!(two.peers.holds_claim(two.id(), nonce).await, Some(true));
+    assert_eq!(one.peers.claim_status(two.id(), nonce).await, Some(ClaimStatus::Held));
+    assert_eq!(one.peers.claim_status(two.id(), Uuid::nil()).await, Some(ClaimStatus::Ended));
+    assert_eq!(two.peers.claim_status(two.id(), nonce).await, Some(ClaimStatus::Held));
     one.peers.record_changed(two.id(), RecordKind::Session, &key("s"));
     wait_until(|| async { *records.changed.lock().unwrap() == [(RecordKind::Session, key("s"))] }).await;
     // Two no longer serves the agent.
@@ -225,7 +225,7 @@ async fn replicas_answer_to_their_own_inboxes_whatever_callers_may_use() {
     let (one, two) = (connect().await, connect().await);
     one.until_it_knows(1).await;
     assert_eq!(one.peers.liveness(two.id()).await, Liveness::Alive);
-    assert_eq!(one.peers.holds_claim(two.id(), Uuid::nil()).await, Some(false));
+    assert_eq!(one.peers.claim_status(two.id(), Uuid::nil()).await, Some(ClaimStatus::Ended));
     let held = vec![(RecordKind::Task, "t".to_owned())];
     two.peers.set_queries(Arc::new(Records { held, ..Records::default() }));
     let _service = two.peers.serve(&"weather".into(), None).await.unwrap();

@@ -15,6 +15,9 @@ use crate::telemetry::log_limit::LogLimit;
 
 /// Writes at the same time.
 const CONCURRENT: usize = 32;
+/// What begins to wait within this time is written together: nobody waits for it, and the replies of the calls that have
+/// caused it go first.
+const COALESCING: Duration = Duration::from_millis(20);
 /// How often the flusher looks whether the shared store is available while something waits.
 const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 /// The same when the bridge stops.
@@ -162,6 +165,7 @@ impl ReplicatedStore {
             } else {
                 woken.await;
             }
+            tokio::time::sleep(COALESCING).await;
             if self.shared.is_shared() && self.shared.is_available() {
                 self.flush_round().await;
             }

@@ -137,6 +137,12 @@ impl Unconfirmed {
         }
     }
 
+    /// Whether a call has seen the same end of the task as the calls that are known to have seen it.
+    fn ends_like(&self, new: &TaskRecord, observer: Observer) -> bool {
+        let is_known = self.earlier.iter().chain([&self.observer]).any(|known| known.run == observer.run);
+        new.state.is_final() && new.state == self.record.state && !observer.is_lookup && !is_known
+    }
+
     pub(super) fn without_content(self) -> Self {
         Self { record: self.record.without_content(), ..self }
     }
@@ -200,6 +206,12 @@ impl Tasks {
         let outline = local.as_ref().and_then(LocalTask::outline);
         if let Some(known) = &outline {
             if known.takes_precedence_over(&new, observer) {
+                if let Some(LocalTask::Unconfirmed(task)) = &local
+                    && task.ends_like(&new, observer)
+                {
+                    // The store may say that only this call follows the task.
+                    self.keep(agent, id, task.followed_by(task.record.clone(), observer));
+                }
                 return Ok(RecordResult::Kept);
             }
             if self.store.is_shared() && Unconfirmed::is_for_other_request(&new, known, observer) {
@@ -256,9 +268,12 @@ impl Tasks {
     /// Whether a change counts though the store has not confirmed it. A lookup may be at a replica that does not follow
     /// the task.
     fn counts_unconfirmed(&self, agent: &Arc<str>, id: &str, task: &Unconfirmed) -> bool {
-        !task.observer.is_lookup
-            || !task.attempts.is_empty()
-            || (task.record.state.is_final() && self.last_written(agent, id).is_some())
+        // This process has written the task before, or waits to do so.
+        let is_own = || {
+            let local = self.get_local(agent, id);
+            matches!(local, Some(LocalTask::InStore(Some(_)) | LocalTask::Unconfirmed(_)))
+        };
+        !task.observer.is_lookup || !task.attempts.is_empty() || (task.record.state.is_final() && is_own())
     }
 
     /// A change that this process has written, and not published, because it did not know that the write took effect

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use uuid::Uuid;
 
+use super::super::super::clock::Instant;
 use super::executor::Owner;
 use super::world::World;
 use crate::a2a::model::TaskState;
@@ -195,15 +196,19 @@ impl World {
         true
     }
 
-    /// Waits until the task no longer asks the question, as after a broken connection. `None` if it still asks.
+    /// Waits until the task no longer asks the question, as after a broken connection. `Some(None)` if it still asks.
     pub(super) async fn poll_past(&self, task: usize, fingerprint: &str) -> Option<Option<Seen>> {
         let mut last = None;
-        let until = super::super::super::clock::Instant::now() + Duration::from_secs(30);
-        while super::super::super::clock::Instant::now() < until {
+        let until = Instant::now() + Duration::from_secs(30);
+        loop {
+            let began = Instant::now();
             match self.get_task(task).await {
                 Some(seen) if seen.fingerprint.as_deref() == Some(fingerprint) => last = Some(None),
                 Some(seen) => return Some(Some(seen)),
                 None => {}
+            }
+            if began >= until {
+                break;
             }
             tokio::time::sleep(self.millis(300..3000)).await;
         }

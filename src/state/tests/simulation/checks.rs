@@ -9,6 +9,7 @@ use uuid::Uuid;
 
 use super::super::super::RecordKey;
 use super::super::super::RecordKind;
+use super::super::super::peers::ClaimStatus;
 use super::callers::{answer_once, is_submitted, look_up, place};
 use super::replica::task_id;
 use super::world::World;
@@ -150,7 +151,7 @@ pub(super) fn follow_ups_are_settled(world: &World) {
                 let uuid = |name: &str| state[name].as_str().and_then(|id| Uuid::try_parse(id).ok());
                 let holder = uuid("by").and_then(|by| world.index_of(by)).and_then(|by| world.state(by));
                 let nonce = uuid("nonce").unwrap_or_default();
-                if holder.is_some_and(|holder| !holder.follow_ups.holds_claim(nonce)) {
+                if holder.is_some_and(|holder| holder.follow_ups.claim_status(nonce) == ClaimStatus::Ended) {
                     world.violation(format!("{name} is left in {state} by a replica that runs"));
                 }
             }

@@ -11,7 +11,7 @@ use futures_util::stream::{self, BoxStream, StreamExt as _};
 use tokio::sync::oneshot;
 
 use super::super::super::clock::{Instant, wall_time};
-use super::super::super::peers::{Holder, InstanceId, Liveness, PeerQueries as _, Peers};
+use super::super::super::peers::{ClaimStatus, Holder, InstanceId, Liveness, PeerQueries as _, Peers};
 use super::super::super::{
     ABSENT, Durability, Lifetime, RecordKey, RecordKind, Revision, StateStore, StoreUnavailable,
     StoredRecord, WriteError,
@@ -328,7 +328,7 @@ impl Peers for SimulatedPeers {
         self.world.liveness(self.replica, instance) != Liveness::Dead
     }
 
-    fn holds_claim(&self, instance: InstanceId, nonce: Uuid) -> BoxFuture<'_, Option<bool>> {
+    fn claim_status(&self, instance: InstanceId, nonce: Uuid) -> BoxFuture<'_, Option<ClaimStatus>> {
         async move {
             self.world.latency().await;
             let to = self.world.index_of(instance)?;
@@ -336,9 +336,9 @@ impl Peers for SimulatedPeers {
                 tokio::time::sleep(self.world.millis(0..2000)).await;
                 return None;
             }
-            let holds = self.world.state(to)?.holds_claim(nonce);
+            let status = self.world.state(to)?.claim_status(nonce);
             self.world.latency().await;
-            Some(holds)
+            Some(status)
         }
         .boxed()
     }
