@@ -19,6 +19,7 @@ mod bucket;
 mod detection;
 mod handle;
 mod outage;
+mod packing;
 mod permissions;
 mod scan;
 pub(crate) mod summary;
@@ -246,7 +247,7 @@ impl StateStore for JetStreamStore {
             let (bucket, began) = (self.bucket(kind), Instant::now());
             let subject = bucket.subject(key);
             let holder = holder(&key.agent, &key.caller);
-            let record = NewRecord { subject: &subject, holder, value, ttl: lifetime.ttl };
+            let record = NewRecord { subject: &subject, holder, value: packing::pack(value), ttl: lifetime.ttl };
             let written = match expected {
                 ABSENT => self.create(bucket, &record).await,
                 _ => self.put(&record, expected).await,
@@ -427,9 +428,9 @@ impl LastMessage {
     }
 
     fn into_record(self) -> Result<StoredRecord, StoreUnavailable> {
-        let value = STANDARD.decode(self.data).map_err(|_| StoreUnavailable)?;
+        let value = packing::unpack(STANDARD.decode(self.data).map_err(|_| StoreUnavailable)?.into())?;
         let written_at = OffsetDateTime::parse(&self.time, &Rfc3339).map_err(|_| StoreUnavailable)?;
-        Ok(StoredRecord { value: value.into(), revision: self.seq, written_at: SystemTime::from(written_at) })
+        Ok(StoredRecord { value, revision: self.seq, written_at: SystemTime::from(written_at) })
     }
 }
 

@@ -13,7 +13,7 @@ use serde_json::json;
 
 use super::api::{Api, ApiError};
 use super::bucket::Bucket;
-use super::{HOLDER, TTL, is_marker};
+use super::{HOLDER, TTL, is_marker, packing};
 use crate::state::StoredRecord;
 use crate::state::ledger::{HolderId, Stored};
 
@@ -79,8 +79,10 @@ impl Scan {
     /// The next record; `None` at the end.
     pub(super) async fn next(&mut self) -> Result<Option<StoredRecord>, ApiError> {
         while let Some((message, position)) = self.next_message().await? {
-            if !is_marker(&message.payload, message.headers.as_ref()) {
-                let value = Bytes::clone(&message.payload);
+            // A record that this release cannot read is left out.
+            if !is_marker(&message.payload, message.headers.as_ref())
+                && let Ok(value) = packing::unpack(message.payload.clone())
+            {
                 let (revision, written_at) = (position.revision, position.written_at);
                 return Ok(Some(StoredRecord { value, revision, written_at }));
             }
