@@ -2,6 +2,8 @@
 //!
 //! A packed value begins with the number of its dictionary. JSON begins with `{`, so a reader can tell the two apart.
 
+use std::cell::RefCell;
+
 use bytes::Bytes;
 use flate2::{Compress, Compression, Decompress, FlushCompress, FlushDecompress, Status};
 
@@ -23,15 +25,22 @@ pub(super) fn pack(value: Bytes) -> Bytes {
     compress(&value).filter(|packed| packed.len() < value.len()).map_or(value, Bytes::from)
 }
 
+thread_local! {
+    /// Its tables have 270 kB, so each thread makes them once.
+    static COMPRESS: RefCell<Compress> = RefCell::new(Compress::new(Compression::fast(), false));
+}
+
 fn compress(value: &[u8]) -> Option<Vec<u8>> {
-    let mut compress = Compress::new(Compression::new(6), false);
-    compress.set_dictionary(DICTIONARY).ok()?;
-    let mut packed = Vec::with_capacity(value.len() + 64);
-    packed.push(VERSION);
-    match compress.compress_vec(value, &mut packed, FlushCompress::Finish) {
-        Ok(Status::StreamEnd) => Some(packed),
-        _ => None,
-    }
+    COMPRESS.with_borrow_mut(|compress| {
+        compress.reset();
+        compress.set_dictionary(DICTIONARY).ok()?;
+        let mut packed = Vec::with_capacity(value.len() + 64);
+        packed.push(VERSION);
+        match compress.compress_vec(value, &mut packed, FlushCompress::Finish) {
+            Ok(Status::StreamEnd) => Some(packed),
+            _ => None,
+        }
+    })
 }
 
 /// The value as it was written. An error if a newer release has packed it.
