@@ -519,8 +519,11 @@ async fn without_jetstream() -> Row {
         slowest = slowest.max(call.elapsed());
         calls += 1;
     }
-    // A question that is asked meanwhile can be answered at any replica.
     let ids = ask(&mesh, 4).await;
+    cluster.servers[1].restart().await;
+    cluster.servers[2].restart().await;
+    // A question that was asked meanwhile can be answered at any replica. If JetStream may have stored it, only after it is
+    // back.
     let (results, seen) = answer_all(&mesh, &ids).await;
     let measured =
         format!("{errors} of {calls} failed, slowest {slowest:.0?}; questions asked meanwhile: {seen}");
