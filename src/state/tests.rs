@@ -69,6 +69,8 @@ pub(crate) struct FaultyStore {
     /// Counts the writes.
     pub writes: AtomicUsize,
     pub scans: AtomicUsize,
+    /// So many of the next scans break after half of the records.
+    pub broken_scans: AtomicUsize,
     /// The size of each bucket; 0 for no limit.
     pub capacity: AtomicU64,
     /// Whether writes are refused because the bucket is full.
@@ -89,6 +91,7 @@ impl FaultyStore {
             is_down: AtomicBool::new(false),
             writes: AtomicUsize::new(0),
             scans: AtomicUsize::new(0),
+            broken_scans: AtomicUsize::new(0),
             capacity: AtomicU64::new(0),
             is_full: AtomicBool::new(false),
             hangs: Mutex::default(),
@@ -178,6 +181,15 @@ impl StateStore for FaultyStore {
         self.scans.fetch_add(1, Relaxed);
         match self.is_down.load(Relaxed) {
             true => stream::iter([Err(StoreUnavailable)]).boxed(),
+            false if self.broken_scans.load(Relaxed) > 0 => {
+                self.broken_scans.fetch_sub(1, Relaxed);
+                let records = self.inner.scan(kind, agent).collect::<Vec<_>>().into_stream();
+                let half = records.flat_map(|mut records| {
+                    records.truncate(records.len() / 2);
+                    stream::iter(records).chain(stream::iter([Err(StoreUnavailable)]))
+                });
+                half.boxed()
+            }
             false => self.inner.scan(kind, agent),
         }
     }
