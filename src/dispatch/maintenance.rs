@@ -9,14 +9,17 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use futures_util::{StreamExt as _, TryStreamExt as _};
-use tokio::sync::broadcast;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, broadcast};
 use tokio::time::{Instant, MissedTickBehavior};
+use uuid::Uuid;
 
 use super::Dispatcher;
+use crate::action::adoption::AbandonedTask;
 use crate::action::request::CallOptions;
 use crate::files::{CallFiles, FileMode};
+use crate::reply::error::ActionError;
 use crate::state::StoreUnavailable;
-use crate::state::follow_ups::SentAnswer;
+use crate::state::follow_ups::UnsettledQuestion;
 use crate::state::peers::{Death, InstanceId, Liveness, RETURN_GRACE};
 use crate::state::tasks::TaskOutline;
 
@@ -40,10 +43,12 @@ const LATE_WRITE_INTERVAL: Duration = Duration::from_millis(500);
 const LOCAL_TASK_GRACE: Duration = RETURN_GRACE;
 /// Replicas wait for a random part of this before they adopt tasks, so that they do not all try the same ones.
 const JITTER: Duration = Duration::from_millis(300);
-/// Pause between two adoptions: at most 200 a second.
-const ADOPTION_PAUSE: Duration = Duration::from_millis(5);
+/// Maximum number of tasks whose adoption waits for the store at the same time.
+const ADOPTIONS_AT_A_TIME: usize = 32;
 /// Maximum number of tasks that a replica adopts from another one at a time; the next attempt finds the rest.
 const MAX_ADOPTED: usize = 10_000;
+/// Maximum number of questions of these tasks that are read.
+const MAX_QUESTIONS: usize = 2 * MAX_ADOPTED;
 /// Maximum number of tasks that are canceled at the same time because their question expired.
 const CANCELS_AT_A_TIME: usize = 16;
 
@@ -125,6 +130,14 @@ struct Adoption {
     has_local: bool,
     /// Whether the store has returned all tasks.
     is_complete: bool,
+}
+
+/// Questions that are not settled.
+#[derive(Debug, Default)]
+struct Questions {
+    by_task: HashMap<String, Vec<UnsettledQuestion>>,
+    /// The follow-up ids and tasks to which a replica that is gone was sending an answer.
+    answered: Vec<(Uuid, String)>,
 }
 
 /// The replicas that are gone, and when to adopt their tasks.
@@ -252,8 +265,10 @@ impl Dispatcher {
                 Ok(owners)
             });
         let mut owners = owners.await?;
-        let senders = state.follow_ups.sending(&self.agent.name).map_ok(|sent| sent.by);
-        owners.extend(senders.try_collect::<HashSet<_>>().await?);
+        let mut questions = std::pin::pin!(state.follow_ups.unsettled(&self.agent.name));
+        while let Some(question) = questions.try_next().await? {
+            owners.extend(question.sender);
+        }
         let mut dead = Vec::new();
         for owner in owners {
             if state.peers.liveness(owner).await == Liveness::Dead {
@@ -274,18 +289,24 @@ impl Dispatcher {
         }
         tokio::time::sleep(JITTER.mul_f64(fastrand::f64())).await;
         let mut found = self.left_by(from, local, &mut adoption).await;
+        let mut questions = match local && found.is_empty() {
+            true => Questions::default(),
+            false => self.questions_of(from, &found, &mut adoption).await,
+        };
         if !local {
-            found.extend(self.answered_by(from, &mut adoption).await);
+            let answered = std::mem::take(&mut questions.answered);
+            found.extend(self.answered_by(from, answered, &mut adoption).await);
         }
         fastrand::shuffle(&mut found);
         if !found.is_empty() {
             let (agent, tasks) = (&self.agent.name, found.len());
             tracing::info!(%agent, tasks, replica = %from, "adopting the tasks of a replica that is gone");
         }
-        for (task_id, outline) in found {
-            let owner = outline.owner;
-            self.follow_adopted(task_id, outline, owner);
-            tokio::time::sleep(ADOPTION_PAUSE).await;
+        let admissions = Arc::new(Semaphore::new(ADOPTIONS_AT_A_TIME));
+        for (id, outline) in found {
+            let Ok(admission) = Arc::clone(&admissions).acquire_owned().await else { break };
+            let questions = questions.by_task.remove(&id).unwrap_or_default();
+            self.follow_adopted(AbandonedTask { id, outline, questions }, admission);
         }
         adoption
     }
@@ -313,48 +334,73 @@ impl Dispatcher {
         found
     }
 
-    /// Waiting tasks to which a replica was sending an answer when it died. Their owner does not follow them, because it
-    /// waits for an answer. If a task has gone on, the answer was used.
-    async fn answered_by(&self, from: InstanceId, adoption: &mut Adoption) -> Vec<(String, TaskOutline)> {
-        let state = &self.actions.state;
-        let mut sent = Vec::new();
-        let mut sending = std::pin::pin!(state.follow_ups.sending(&self.agent.name));
-        while let Some(answer) = sending.next().await {
-            match answer {
-                Ok(answer) if answer.by != from => {}
-                Ok(answer) if sent.len() < MAX_ADOPTED => sent.push(answer),
+    /// The questions of a replica that is gone, and of the tasks that it left. One scan is enough for all tasks.
+    async fn questions_of(
+        &self,
+        from: InstanceId,
+        tasks: &[(String, TaskOutline)],
+        adoption: &mut Adoption,
+    ) -> Questions {
+        let tasks: HashSet<&str> = tasks.iter().map(|(id, _)| id.as_str()).collect();
+        let (mut found, mut count) = (Questions::default(), 0);
+        let mut questions = std::pin::pin!(self.actions.state.follow_ups.unsettled(&self.agent.name));
+        while let Some(question) = questions.next().await {
+            let question = match question {
+                Ok(question) if count < MAX_QUESTIONS => question,
                 Ok(_) | Err(StoreUnavailable) => {
                     adoption.is_complete = false;
                     break;
                 }
+            };
+            let is_answered = question.sender == Some(from);
+            if !is_answered && question.owner != from && !tasks.contains(&*question.task_id) {
+                continue;
             }
+            count += 1;
+            if is_answered {
+                found.answered.push((question.id, question.task_id.clone()));
+            }
+            found.by_task.entry(question.task_id.clone()).or_default().push(question);
         }
+        found
+    }
+
+    /// Waiting tasks to which a replica was sending an answer when it died, by the follow-up ids of these answers. Their
+    /// owner does not follow them, because it waits for an answer. If a task has gone on, the answer was used.
+    async fn answered_by(
+        &self,
+        from: InstanceId,
+        answered: Vec<(Uuid, String)>,
+        adoption: &mut Adoption,
+    ) -> Vec<(String, TaskOutline)> {
+        let (state, agent) = (&self.actions.state, &self.agent.name);
+        let check = |(id, task_id): (Uuid, String)| async move {
+            match state.tasks.find_current(agent, &task_id).await? {
+                Some(task) if task.follow_up.as_ref().is_some_and(|named| named.id == id) => {
+                    Ok((task.owner != from || task.is_local).then_some((task_id, task)))
+                }
+                _ => state.follow_ups.adopt(agent, &id, from).await.map(|_| None),
+            }
+        };
         let mut found = Vec::new();
-        for SentAnswer { id, task_id, .. } in sent {
-            match state.tasks.find_current(&self.agent.name, &task_id).await {
-                Ok(Some(task)) if task.follow_up.as_ref().is_some_and(|named| named.id == id) => {
-                    if task.is_local {
-                        adoption.has_local = true;
-                    } else if task.owner != from {
-                        found.push((task_id, task));
-                    }
-                }
-                Ok(_) => {
-                    let adopted = state.follow_ups.adopt(&self.agent.name, &id, from).await;
-                    adoption.is_complete &= adopted.is_ok();
-                }
-                Err(_) => adoption.is_complete = false,
+        let mut checked =
+            futures_util::stream::iter(answered).map(check).buffer_unordered(ADOPTIONS_AT_A_TIME);
+        while let Some(checked) = checked.next().await {
+            match checked {
+                Ok(Some((_, task))) if task.is_local => adoption.has_local = true,
+                Ok(task) => found.extend(task),
+                Err::<_, ActionError>(_) => adoption.is_complete = false,
             }
         }
         found
     }
 
-    fn follow_adopted(self: &Arc<Self>, task_id: String, outline: TaskOutline, from: InstanceId) {
+    fn follow_adopted(self: &Arc<Self>, task: AbandonedTask, admission: OwnedSemaphorePermit) {
         let dispatcher = Arc::clone(self);
         self.calls.spawn(async move {
             let follow = async {
-                let files = dispatcher.call_files(&outline.caller, FileMode::default());
-                CallFiles::scope_of(files, dispatcher.actions.adopt_task(&task_id, &outline, from)).await;
+                let files = dispatcher.call_files(&task.outline.caller, FileMode::default());
+                CallFiles::scope_of(files, dispatcher.actions.adopt_task(task, admission)).await;
                 Ok(())
             };
             // An error is a panic, which is logged.

@@ -330,3 +330,26 @@ async fn local_tasks_are_lost_a_minute_after_the_death_however_late_they_are_fou
     assert_eq!(owned(&state, 8).await, 8);
     work.abort();
 }
+
+#[tokio::test(start_paused = true)]
+async fn thousands_of_tasks_are_adopted_within_seconds_and_the_store_gets_few_writes_at_a_time() {
+    const TASKS: usize = 3000;
+    let store = FaultyStore::shared();
+    let gone = gone_replica(&store, TASKS, false).await;
+    *store.latency.lock().unwrap() = Duration::from_millis(10);
+    let replicas = [shared(&store), shared(&store)];
+    let work = replicas.each_ref().map(|state| {
+        let dispatcher = Arc::new(dispatcher_in(Arc::clone(state), ""));
+        let (deaths, receiver) = tokio::sync::broadcast::channel(16);
+        deaths.send(Death { instance: gone, is_orderly: false }).unwrap();
+        let work = TaskTracker::new().spawn(maintenance::run(Arc::downgrade(&dispatcher), receiver));
+        (dispatcher, deaths, work)
+    });
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    let [one, other] = [owned(&replicas[0], TASKS).await, owned(&replicas[1], TASKS).await];
+    assert_eq!(one + other, TASKS, "{one} and {other}");
+    assert!(one.min(other) > TASKS / 4, "{one} and {other}");
+    let busiest = store.most_under_way.load(Relaxed);
+    assert!((4..=64).contains(&busiest), "{busiest} writes of two replicas at the same time");
+    work.into_iter().for_each(|(.., work)| work.abort());
+}
