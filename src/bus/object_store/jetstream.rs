@@ -153,13 +153,17 @@ struct BucketConfig<'a> {
 }
 
 /// What the leader of a bucket says about it.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct BucketInfo {
     /// When the stream was created: a stream that was deleted and created again begins with sequence 1.
     pub(super) created: String,
     pub(super) last_sequence: u64,
     /// `None` if files do not expire.
     pub(super) max_age: Option<Duration>,
+    /// The size of the bucket; `None` if it has no limit.
+    pub(super) max_bytes: Option<u64>,
+    /// The bytes in it.
+    pub(super) bytes: u64,
     /// Those that match the filter of the request.
     pub(super) subjects: Vec<String>,
 }
@@ -172,6 +176,9 @@ impl BucketInfo {
             created: info["created"].as_str().unwrap_or_default().to_owned(),
             last_sequence: number("/state/last_seq"),
             max_age: Some(Duration::from_nanos(number("/config/max_age"))).filter(|age| !age.is_zero()),
+            // Without a limit, it is negative.
+            max_bytes: Some(number("/config/max_bytes")).filter(|bytes| *bytes > 0),
+            bytes: number("/state/bytes"),
             subjects: subjects.map(|(subject, _)| subject.clone()).collect(),
         }
     }

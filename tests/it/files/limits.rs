@@ -5,6 +5,8 @@ use std::future::IntoFuture as _;
 use futures_util::future::join_all;
 use serde_json::json;
 
+use super::as_principal;
+use crate::support::caller::Call;
 use crate::support::files::{jetstream_server, random_bytes};
 #[cfg(target_os = "linux")]
 use crate::support::processes::memory;
@@ -33,4 +35,29 @@ async fn fetched_files_count_in_the_memory_limit() {
     // What was fetched is given back.
     let body = json!({"prompt": "x", "files": urls[..4]});
     bridge.call("peer.ask", body).await.expect("COMPLETED");
+}
+
+#[tokio::test]
+async fn the_callers_of_one_gateway_do_not_fill_the_bucket_for_others() {
+    let peer = Peer::completing("done");
+    let bridge = Bridge::with(attached("peer", &peer.url()))
+        .set("files", json!({"max_per_caller": "1MiB", "max_total": "4MiB"}))
+        .start_on(jetstream_server().await)
+        .await;
+    let bytes = random_bytes(450_000);
+    let mut stored = 0;
+    for number in 0..20 {
+        let who = format!("user-{}", number / 2);
+        let begun = as_principal(&bridge, &who, "files.put", json!({})).header("A2A-Size", "450000").await;
+        let Some(upload) = begun["upload"].as_str().map(str::to_owned) else {
+            begun.expect_error("busy").saying("files.max_total");
+            continue;
+        };
+        let chunk = Call::new(&bridge.client, upload, bytes::Bytes::copy_from_slice(&bytes));
+        let chunk = chunk.header("A2A-Offset", "0").header("A2A-Last", "true").header("A2A-Caller", &who);
+        assert_eq!(chunk.await["size"], bytes.len());
+        stored += 1;
+    }
+    assert_eq!(stored, 4, "about half of the bucket");
+    bridge.upload("a", "b", &bytes).await;
 }
