@@ -1,5 +1,6 @@
 //! Files by reference: out of a reply, into a request, and by the requests for files.
 
+mod buckets;
 mod faults;
 mod limits;
 

@@ -14,6 +14,7 @@
 
 mod catalog;
 mod cursors;
+mod health;
 mod jetstream;
 mod metadata;
 mod quota;
@@ -133,7 +134,7 @@ impl ObjectStore {
         let bucket = Self::bucket_name(subjects.prefix());
         let instance = Uuid::new_v4().simple().to_string().chars().take(metadata::INSTANCE_LEN).collect();
         Arc::new(Self {
-            jetstream: JetStream::new(api, replicas, tasks.clone()),
+            jetstream: JetStream::new(api, &bucket, &rules.allowed_buckets, replicas, tasks.clone()),
             rules,
             bucket,
             instance,
