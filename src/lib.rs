@@ -140,7 +140,8 @@
 //! | redaction of credentials in the failure reason of a task | `TaskRecorder::record` in `action/run/recorder.rs`, and `CallRun::report` in `action/run/mod.rs` for streams |
 //! | whether a file of a reply goes by reference, and whether a reply is stored whole | `encode` in `bus/reply_files.rs`, called by `EncodedReply::prepare` in `bus/encoded_reply.rs`; `reference_parts` for frames |
 //! | whether a file of a response goes to the store while it is received | `HttpResponse::store_files` in `a2a/http.rs`; `FileFilter` in `a2a/http/received_files.rs` finds it |
-//! | who may read a file, and how much a caller may store | `ObjectStore::metadata` and `ObjectStore::reserve` in `bus/object_store/mod.rs` |
+//! | who may read a file | `ObjectStore::metadata` in `bus/object_store/mod.rs` |
+//! | how much a caller and a tenant may store | `Quota::grant` in `bus/object_store/quota.rs` |
 //! | whether the bridge fetches a URL, and from which addresses | `FetchRules` in `files/fetch.rs` |
 //! | which chunks of incomplete files are removed | `sweep` in `bus/object_store/sweeper.rs` |
 //! | how an interrupted stream continues | `CallRun::check` in `action/run/mod.rs`; the loop is `CallRun::follow` |

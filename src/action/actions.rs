@@ -175,7 +175,7 @@ impl Actions {
         if options.caller.is_verified() && !meta.reference_task_ids.is_empty() {
             Box::pin(self.check_references(&meta.reference_task_ids, &options.caller)).await?;
         }
-        let parts = resolve_files(parts, self.timeout(options)).await?;
+        let parts = resolve_files(parts, self.timeout(options), &self.memory).await?;
         let content = MessageContent::new(&self.memory, parts, &mut meta).await?;
         let output_modes: Arc<[String]> = if meta.output_modes.is_empty() {
             [&skill.output_modes, &live_agent.card.output_modes]

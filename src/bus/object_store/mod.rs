@@ -14,14 +14,16 @@
 
 mod catalog;
 mod cursors;
+mod health;
 mod jetstream;
 mod metadata;
+mod quota;
 mod reader;
 mod sweeper;
 mod writer;
 
-use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
+use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -33,10 +35,11 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 use uuid::Uuid;
 
-use self::catalog::{Catalog, owner_id};
+use self::catalog::Catalog;
 use self::cursors::Cursors;
 use self::jetstream::{JetStream, StoreError};
 use self::metadata::ObjectMetadata;
+use self::quota::{OpenWriters, Owner};
 pub(crate) use self::reader::RangeError;
 use self::reader::{ObjectReader, read_range};
 pub(crate) use self::writer::ObjectWriter;
@@ -108,23 +111,10 @@ enum BucketState {
     },
 }
 
-/// The files that this bridge is writing.
-#[derive(Debug, Default)]
-struct OpenWriters {
-    /// By content id; the bytes that count towards the quota of the owner.
-    writers: HashMap<String, (u128, u64)>,
-}
-
-impl OpenWriters {
-    fn reserved_by(&self, owner: u128) -> u64 {
-        self.writers.values().filter(|(of, _)| *of == owner).map(|(_, bytes)| bytes).sum()
-    }
-}
-
 /// A file whose digest is remembered.
 #[derive(Debug)]
 struct RememberedFile {
-    owner: u128,
+    owner: Owner,
     file: StoredFile,
     stored_at: Instant,
 }
@@ -144,7 +134,7 @@ impl ObjectStore {
         let bucket = Self::bucket_name(subjects.prefix());
         let instance = Uuid::new_v4().simple().to_string().chars().take(metadata::INSTANCE_LEN).collect();
         Arc::new(Self {
-            jetstream: JetStream::new(api, replicas, tasks.clone()),
+            jetstream: JetStream::new(api, &bucket, &rules.allowed_buckets, replicas, tasks.clone()),
             rules,
             bucket,
             instance,
@@ -214,7 +204,7 @@ impl ObjectStore {
 
     /// Whether this bridge is writing the content.
     pub(crate) fn is_writing(&self, content_id: &str) -> bool {
-        lock(&self.open).writers.contains_key(content_id)
+        lock(&self.open).contains(content_id)
     }
 
     /// Makes sure that the bucket exists.
@@ -265,7 +255,7 @@ impl ObjectStore {
             found => found?,
         };
         let found = ObjectMetadata::parse(&found, url).ok_or(FileError::NotFound)?;
-        let is_visible = !is_own || found.owner_id() == owner_id(caller);
+        let is_visible = !is_own || found.belongs_to(caller);
         if !is_visible || !found.is_readable() {
             return Err(FileError::NotFound);
         }
@@ -334,7 +324,7 @@ impl ObjectStore {
     pub(crate) async fn list(&self, caller: &Caller, max: usize) -> Result<Vec<ObjectMetadata>, FileError> {
         self.ready().await?;
         self.refresh().await?;
-        let names = lock(&self.catalog).names_of(owner_id(caller), max);
+        let names = lock(&self.catalog).names_of(Owner::new(caller), max);
         let mut files = Vec::new();
         for names in names.chunks(MAX_NAMES) {
             let urls = names.iter().filter_map(|name| ObjectUrl::new(&self.bucket, name));
@@ -347,8 +337,7 @@ impl ObjectStore {
                     found.insert(metadata.name.clone(), metadata);
                 }
             }
-            let is_listed =
-                |metadata: &ObjectMetadata| metadata.is_readable() && metadata.owner_id() == owner_id(caller);
+            let is_listed = |metadata: &ObjectMetadata| metadata.is_readable() && metadata.belongs_to(caller);
             files.extend(names.iter().filter_map(|name| found.remove(name)).filter(is_listed));
         }
         Ok(files)
@@ -382,7 +371,7 @@ impl ObjectStore {
         self.tasks.spawn("file removal", OnPanic::Log, async move {
             unacknowledged.for_each(|_| std::future::ready(())).await;
             let purged = store.purge(&content_id).await;
-            lock(&store.open).writers.remove(&content_id);
+            lock(&store.open).remove(&content_id);
             if let Err(error) = purged {
                 // The sweeper tries again.
                 let error = FileError::from(error);
@@ -392,40 +381,21 @@ impl ObjectStore {
         });
     }
 
-    /// Checks that the owner may store this many further bytes, and reserves them for a content.
-    async fn reserve(&self, content_id: &str, owner: u128, bytes: u64) -> Result<(), FileError> {
-        self.refresh().await?;
-        let stored = lock(&self.catalog).bytes_of(owner);
-        self.reserve_beside(content_id, owner, bytes, stored)
-    }
-
-    fn reserve_beside(
+    /// Reserves as many of these bytes as the caller may store, and returns their number.
+    async fn reserve(
         &self,
         content_id: &str,
-        owner: u128,
-        bytes: u64,
-        stored: u64,
-    ) -> Result<(), FileError> {
-        let mut open = lock(&self.open);
-        let reserved = open.reserved_by(owner);
-        let limit = self.rules.max_per_caller;
-        if stored.saturating_add(reserved).saturating_add(bytes) > limit {
-            let message = format!(
-                "the files of this caller would take more than {limit} bytes (`files.max_per_caller`); delete files, or wait \
-                 until they expire"
-            );
-            return Err(FileError::Full(message));
-        }
-        match open.writers.entry(content_id.to_owned()) {
-            Entry::Occupied(mut writer) => writer.get_mut().1 += bytes,
-            Entry::Vacant(writer) => {
-                writer.insert((owner, bytes));
-            }
-        }
-        Ok(())
+        caller: &Caller,
+        bytes: RangeInclusive<u64>,
+    ) -> Result<u64, FileError> {
+        self.refresh().await?;
+        let (catalog, mut open) = (lock(&self.catalog), lock(&self.open));
+        let granted = catalog.quota(&open, self.rules.max_per_caller).grant(caller, &bytes)?;
+        open.reserve(content_id, Owner::new(caller), granted);
+        Ok(granted)
     }
 
-    fn remember_same(&self, owner: u128, file: &StoredFile) {
+    fn remember_same(&self, owner: Owner, file: &StoredFile) {
         let mut same = lock(&self.same);
         // A file that gets a description is not younger for that.
         let known = same.iter().find(|known| known.file.url == file.url).map(|known| known.stored_at);
@@ -515,7 +485,7 @@ impl FileStore for Files {
             let written = self.0.jetstream.write_metadata(url, &metadata).await;
             written.map_err(|error| self.0.failed(error))?;
             let file = metadata.into_file(url.clone());
-            self.0.remember_same(owner_id(caller), &file);
+            self.0.remember_same(Owner::new(caller), &file);
             Ok(file)
         })
     }
@@ -537,8 +507,8 @@ impl ObjectStore {
         self.ready().await?;
         let name = Uuid::new_v4().simple().to_string();
         let content_id = metadata::content_id(&self.instance, &name);
-        let owner = owner_id(caller);
-        self.reserve(&content_id, owner, size.unwrap_or(0)).await?;
+        let size_or_none = size.unwrap_or(0);
+        self.reserve(&content_id, caller, size_or_none..=size_or_none).await?;
         // From here on the writer gives the reservation back, even if this future is dropped.
         let writer = ObjectWriter::new(Arc::clone(self), &name, content_id, caller, size)?;
         sweeper::announce(self).await;
@@ -551,7 +521,7 @@ impl ObjectStore {
         sha256: &str,
         description: Option<&FileDescription>,
     ) -> Option<StoredFile> {
-        let owner = owner_id(caller);
+        let owner = Owner::new(caller);
         let is_same = |known: &&RememberedFile| {
             known.owner == owner
                 && known.file.sha256 == sha256

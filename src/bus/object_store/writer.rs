@@ -8,9 +8,9 @@ use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
 use sha2::{Digest as _, Sha256};
 
-use super::catalog::owner_id;
 use super::jetstream::Acknowledgement;
 use super::metadata::{ObjectMetadata, chunk_subject};
+use super::quota::Owner;
 use super::{ObjectStore, lock};
 use crate::caller::Caller;
 use crate::files::{FileDescription, FileError, FileWriter, ObjectUrl, StoredFile};
@@ -113,9 +113,8 @@ impl ObjectWriter {
         let published = self.chunks;
         while self.buffer.len() >= self.chunk_size || (all && !self.buffer.is_empty()) {
             if self.size > self.reserved && !self.has_known_size {
-                let owner = owner_id(&self.caller);
-                self.store.reserve(&self.content_id, owner, RESERVATION).await?;
-                self.reserved += RESERVATION;
+                let reserve = self.store.reserve(&self.content_id, &self.caller, RESERVATION..=RESERVATION);
+                self.reserved += reserve.await?;
             }
             while outstanding(&mut self.outstanding).len() >= MAX_OUTSTANDING {
                 self.acknowledged().await?;
@@ -156,7 +155,7 @@ impl ObjectWriter {
         written.map_err(|error| self.store.failed(error))?;
         self.is_finished = true;
         let file = metadata.into_file(self.url.clone());
-        self.store.remember_same(owner_id(&self.caller), &file);
+        self.store.remember_same(Owner::new(&self.caller), &file);
         Ok(file)
     }
 
@@ -211,7 +210,7 @@ impl FileWriter for ObjectWriter {
 impl Drop for ObjectWriter {
     fn drop(&mut self) {
         if self.is_finished {
-            lock(&self.store.open).writers.remove(&self.content_id);
+            lock(&self.store.open).remove(&self.content_id);
         } else {
             let unacknowledged = std::mem::take(outstanding(&mut self.outstanding));
             self.store.purge_later(std::mem::take(&mut self.content_id), unacknowledged);

@@ -229,7 +229,7 @@ async fn the_agent_protocol_has_large_files_by_reference() {
 }
 
 /// A server on which the bridge may do everything except publish to these subjects.
-async fn server_denying(subjects: &Value) -> NatsServer {
+pub(super) async fn server_denying(subjects: &Value) -> NatsServer {
     NatsServer::start_configured(&format!(
         "jetstream: {{store_dir: \"$STORE_DIR\"}}\nno_auth_user: test\nauthorization {{ users: [
             {{user: test, password: t}}

@@ -1,0 +1,63 @@
+//! Limits of files: memory, quotas, and the shares of callers and tenants.
+
+use std::future::IntoFuture as _;
+
+use futures_util::future::join_all;
+use serde_json::json;
+
+use super::as_principal;
+use crate::support::caller::Call;
+use crate::support::files::{jetstream_server, random_bytes};
+#[cfg(target_os = "linux")]
+use crate::support::processes::memory;
+use crate::support::{Answer, Bridge, Peer, attached};
+
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn fetched_files_count_in_the_memory_limit() {
+    let content = random_bytes(250_000);
+    let host = Peer::start(move |_| Answer::Http(200, vec![], content.clone()));
+    let peer = Peer::completing("done");
+    let bridge = Bridge::with(attached("peer", &peer.url()))
+        .set("limits", json!({"memory": "64MiB"}))
+        .set("files", json!({"fetch_hosts": [host.url().replace("http://", "")]}))
+        .start_on(jetstream_server().await)
+        .await;
+    let before = memory(bridge.pid(), "VmHWM");
+    let urls: Vec<_> = (0..64).map(|number| format!("{}/{number}", host.url())).collect();
+    let body = json!({"prompt": "x", "files": urls});
+    let calls = join_all((0..8).map(|_| bridge.call("peer.ask", body.clone()).into_future())).await;
+    for reply in calls {
+        reply.expect_error("busy").saying("limits.memory");
+    }
+    let grown = memory(bridge.pid(), "VmHWM").saturating_sub(before);
+    assert!(grown < 64 << 20, "{} MiB more than {} MiB", grown >> 20, before >> 20);
+    // What was fetched is given back.
+    let body = json!({"prompt": "x", "files": urls[..4]});
+    bridge.call("peer.ask", body).await.expect("COMPLETED");
+}
+
+#[tokio::test]
+async fn the_callers_of_one_gateway_do_not_fill_the_bucket_for_others() {
+    let peer = Peer::completing("done");
+    let bridge = Bridge::with(attached("peer", &peer.url()))
+        .set("files", json!({"max_per_caller": "1MiB", "max_total": "4MiB"}))
+        .start_on(jetstream_server().await)
+        .await;
+    let bytes = random_bytes(450_000);
+    let mut stored = 0;
+    for number in 0..20 {
+        let who = format!("user-{}", number / 2);
+        let begun = as_principal(&bridge, &who, "files.put", json!({})).header("A2A-Size", "450000").await;
+        let Some(upload) = begun["upload"].as_str().map(str::to_owned) else {
+            begun.expect_error("busy").saying("files.max_total");
+            continue;
+        };
+        let chunk = Call::new(&bridge.client, upload, bytes::Bytes::copy_from_slice(&bytes));
+        let chunk = chunk.header("A2A-Offset", "0").header("A2A-Last", "true").header("A2A-Caller", &who);
+        assert_eq!(chunk.await["size"], bytes.len());
+        stored += 1;
+    }
+    assert_eq!(stored, 4, "about half of the bucket");
+    bridge.upload("a", "b", &bytes).await;
+}
