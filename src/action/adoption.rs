@@ -38,8 +38,13 @@ struct Untracked {
 
 impl Actions {
     /// Adopts the task of a replica that is gone, and follows it to its end. Of several replicas, one does it. The first
-    /// attempt at the store ends with `admission`.
-    pub(crate) async fn adopt_task(&self, task: AbandonedTask, admission: OwnedSemaphorePermit) {
+    /// attempt at the store ends with `admission`. What `count` returns is held while the task is followed.
+    pub(crate) async fn adopt_task<G>(
+        &self,
+        task: AbandonedTask,
+        admission: OwnedSemaphorePermit,
+        count: impl FnOnce() -> G,
+    ) {
         let AbandonedTask { id, outline, questions } = task;
         let (task_id, from) = (&*id, outline.owner);
         let Some(record) = self.become_owner(task_id, from, admission).await else { return };
@@ -59,6 +64,7 @@ impl Actions {
         if record.state == TaskState::InputRequired && !record.is_local && is_open {
             return;
         }
+        let _counted = count();
         if let Err(untracked) = self.follow_adopted(task_id, record, questions.into(), &options).await {
             let Untracked { error, end } = *untracked;
             let error = self.record_untracked(error, &options, end).await;

@@ -400,7 +400,9 @@ impl Dispatcher {
         self.calls.spawn(async move {
             let follow = async {
                 let files = dispatcher.call_files(&task.outline.caller, FileMode::default());
-                CallFiles::scope_of(files, dispatcher.actions.adopt_task(task, admission)).await;
+                let adoption =
+                    dispatcher.actions.adopt_task(task, admission, || dispatcher.agent.calls.follow());
+                CallFiles::scope_of(files, adoption).await;
                 Ok(())
             };
             // An error is a panic, which is logged.

@@ -458,9 +458,9 @@ impl FollowUps {
         }))
     }
 
-    /// Counts the questions that wait for an answer.
-    pub(crate) async fn pending(&self) -> Result<usize, StoreUnavailable> {
-        self.records.count(|record| record.state_now() == FollowUpState::Pending).await
+    /// Counts the questions of one agent, or of all, that this process holds and that wait for an answer.
+    pub(crate) async fn pending(&self, agent: Option<&Arc<str>>) -> Result<usize, StoreUnavailable> {
+        self.records.count(agent, |record| record.state_now() == FollowUpState::Pending).await
     }
 
     fn expiries(&self) -> MutexGuard<'_, Expiries> {
@@ -944,9 +944,9 @@ mod tests {
         let (follow_ups, agent, id) = issued(MINUTE).await;
         follow_ups.issue(&agent, question(), MINUTE).await.unwrap();
         follow_ups.issue(&agent, question(), Duration::ZERO).await.unwrap();
-        assert_eq!(follow_ups.pending().await.unwrap(), 2);
+        assert_eq!(follow_ups.pending(None).await.unwrap(), 2);
         claimed(&follow_ups, &agent, &id.to_string()).await.mark_used().await;
-        assert_eq!(follow_ups.pending().await.unwrap(), 1);
+        assert_eq!(follow_ups.pending(None).await.unwrap(), 1);
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 4)]

@@ -327,7 +327,7 @@ async fn an_adopted_task_that_asks_keeps_its_follow_up_id_without_a_search_for_e
     let questions = actions.state.follow_ups.unsettled(&agent).try_collect().await.unwrap();
     let scans = store.scans.load(Relaxed);
     let admission = Arc::new(Semaphore::new(1)).acquire_owned().await.unwrap();
-    actions.adopt_task(AbandonedTask { id: "t".to_owned(), outline, questions }, admission).await;
+    actions.adopt_task(AbandonedTask { id: "t".to_owned(), outline, questions }, admission, || ()).await;
     let adopted = actions.state.tasks.find_current(&agent, "t").await.unwrap().unwrap();
     assert_eq!(adopted.state, TaskState::InputRequired);
     assert_eq!(adopted.follow_up.map(|follow_up| follow_up.id), Some(issued.id));

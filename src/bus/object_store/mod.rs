@@ -14,6 +14,7 @@
 
 mod catalog;
 mod cursors;
+mod figures;
 mod health;
 mod jetstream;
 mod metadata;
@@ -37,6 +38,7 @@ use uuid::Uuid;
 
 use self::catalog::Catalog;
 use self::cursors::Cursors;
+pub(crate) use self::figures::FileFigures;
 use self::jetstream::{JetStream, StoreError};
 use self::metadata::ObjectMetadata;
 use self::quota::{OpenWriters, Owner};
