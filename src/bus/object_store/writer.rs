@@ -176,7 +176,7 @@ impl ObjectWriter {
         written.map_err(|error| self.store.failed(error))?;
         self.is_finished = true;
         let file = metadata.into_file(self.url.clone());
-        self.store.remember_same(Owner::new(&self.caller), &file);
+        self.store.recent.add(Owner::new(&self.caller), &file);
         Ok(file)
     }
 
