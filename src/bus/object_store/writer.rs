@@ -23,7 +23,7 @@ const HEADER_ROOM: usize = 512;
 const MAX_OUTSTANDING: usize = 8;
 /// The buffer grows in these steps.
 const BUFFER_STEP: usize = 16 << 10;
-/// A file of unknown size reserves this much of its owner's quota at a time.
+/// A file of unknown size reserves this much of its owner's quota at a time, or what is left of it.
 const RESERVATION: u64 = 4 << 20;
 
 /// Chunks that JetStream has not acknowledged. The writer is shared between threads, but only polled through `&mut`.
@@ -134,8 +134,9 @@ impl ObjectWriter {
         let published = self.chunks;
         while self.buffer.len() >= self.chunk_size || (all && !self.buffer.is_empty()) {
             if self.size > self.reserved && !self.has_known_size {
-                let reserve = self.store.reserve(&self.content_id, &self.caller, RESERVATION..=RESERVATION);
-                self.reserved += reserve.await?;
+                let needed = self.size - self.reserved;
+                let bytes = needed..=needed.max(RESERVATION);
+                self.reserved += self.store.reserve(&self.content_id, &self.caller, bytes).await?;
             }
             while outstanding(&mut self.outstanding).len() >= MAX_OUTSTANDING {
                 self.acknowledged().await?;

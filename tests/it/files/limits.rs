@@ -125,3 +125,16 @@ async fn uploads_count_in_the_memory_limit() {
     let stored = chunk.header("A2A-Offset", "0").header("A2A-Last", "true").await;
     assert_eq!(stored["size"], 3, "{stored:?}");
 }
+
+#[tokio::test]
+async fn a_small_file_of_unknown_size_fits_into_the_rest_of_the_quota() {
+    let peer = Peer::completing("done");
+    let bridge = Bridge::with(attached("peer", &peer.url()))
+        .set("files", json!({"max_per_caller": "3MiB"}))
+        .start_on(jetstream_server().await)
+        .await;
+    let begun = bridge.files("put", json!({})).await;
+    let upload = begun["upload"].as_str().unwrap_or_else(|| panic!("{begun:?}")).to_owned();
+    let stored = bridge.upload_chunk(&upload, 0, b"abc", true).await;
+    assert_eq!(stored["size"], 3, "{stored:?}");
+}
