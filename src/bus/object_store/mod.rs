@@ -12,6 +12,7 @@
 //!
 //! Nothing here runs until a file is stored or read: a call without large files sends nothing to JetStream.
 
+mod bucket;
 mod catalog;
 mod cursors;
 mod health;
