@@ -275,7 +275,8 @@ impl Bridge {
         });
         let memory = self.memory.account("");
         let outbox = Outbox::new(self.context.client.clone(), &memory, self.context.confirmations.clone());
-        let service = file_service::start(Arc::clone(&self.files), &self.context, outbox, tasks).await;
+        let service =
+            file_service::start(Arc::clone(&self.files), &self.context, outbox, memory, tasks).await;
         let service = service.map_err(|source| BridgeError::Files { source })?;
         *self.file_service.lock().unwrap_or_else(PoisonError::into_inner) = Some(service);
         Ok(())

@@ -19,7 +19,7 @@ use super::metadata::{self, ObjectMetadata, stream_name};
 use crate::background::{BackgroundTasks, OnPanic};
 use crate::bus::jetstream::api::{Api, ApiError, TIMEOUT, code};
 use crate::config::StateReplicas;
-use crate::files::{FileError, FileRules, ObjectUrl};
+use crate::files::{FileError, ObjectUrl};
 use crate::json::to_bytes;
 
 /// Time limit of a chunk, from when it is sent until it is acknowledged. Chunks of many files may be on the way.
@@ -29,7 +29,7 @@ const SEND_TIMEOUT: Duration = Duration::from_secs(20);
 /// Chunks of all files that may wait for their acknowledgements.
 const MAX_UNACKNOWLEDGED: usize = 32;
 /// Codes for a bucket, an account or a server without room.
-const NO_ROOM: [u32; 6] = [
+pub(super) const NO_ROOM: [u32; 6] = [
     code::STORE_FAILED,
     code::INSUFFICIENT_STORAGE,
     code::INSUFFICIENT_RESOURCES,
@@ -37,19 +37,14 @@ const NO_ROOM: [u32; 6] = [
     code::INSUFFICIENT_MEMORY,
     code::ACCOUNT_RESOURCES_EXCEEDED,
 ];
-/// Codes for more copies than the server or its cluster can keep.
-const NO_REPLICAS: [u32; 2] = [code::REPLICAS_NOT_SUPPORTED, code::NO_SUITABLE_PEERS];
-/// A smaller bucket is of no use.
-const MIN_BUCKET: i64 = 16 << 20;
-
 /// A client of JetStream. Clones share it.
 #[derive(Debug, Clone)]
 pub(super) struct JetStream {
-    api: Arc<Api>,
+    pub(super) api: Arc<Api>,
     /// `None` if the configuration turns JetStream off.
-    replicas: Option<StateReplicas>,
+    pub(super) replicas: Option<StateReplicas>,
     unacknowledged: Arc<Semaphore>,
-    health: Arc<BucketHealth>,
+    pub(super) health: Arc<BucketHealth>,
     tasks: BackgroundTasks,
 }
 
@@ -91,25 +86,6 @@ impl From<ApiError> for StoreError {
             other => Self::Unavailable(other.to_string()),
         }
     }
-}
-
-/// The stream of a bucket, as ADR-20 describes it.
-#[derive(Debug, Serialize)]
-struct BucketConfig<'a> {
-    name: &'a str,
-    description: &'static str,
-    subjects: [String; 2],
-    retention: &'static str,
-    storage: &'static str,
-    discard: &'static str,
-    /// In nanoseconds.
-    max_age: u64,
-    max_bytes: i64,
-    num_replicas: u64,
-    allow_rollup_hdrs: bool,
-    allow_direct: bool,
-    /// Shows whether the server is new enough.
-    allow_msg_ttl: bool,
 }
 
 /// What the leader of a bucket says about it.
@@ -195,83 +171,6 @@ impl JetStream {
         let passage = health.enter()?;
         let operation = format!("{operation}.{}", stream_name(bucket));
         health.finish(passage, self.api.call(&operation, Some(body)).await)
-    }
-
-    /// Creates the bucket, or changes its limits. The error says why there is none.
-    pub(super) async fn provision(&self, bucket: &str, rules: &FileRules) -> Result<(), String> {
-        let Some(replicas) = self.replicas else {
-            return Err("`nats.jetstream.mode` is `off`".to_owned());
-        };
-        let stream = stream_name(bucket);
-        let mut config = BucketConfig {
-            name: &stream,
-            description: "Files of a2a-bridge",
-            subjects: [format!("$O.{bucket}.C.>"), format!("$O.{bucket}.M.>")],
-            retention: "limits",
-            storage: "file",
-            discard: "new",
-            max_age: u64::try_from(rules.ttl.as_nanos()).unwrap_or(u64::MAX),
-            max_bytes: i64::try_from(rules.max_total).unwrap_or(i64::MAX),
-            num_replicas: replicas.first_choice() as u64,
-            allow_rollup_hdrs: true,
-            allow_direct: true,
-            allow_msg_ttl: true,
-        };
-        let created = self.create(&stream, &mut config, replicas).await;
-        let updated = match created {
-            Err(ApiError::Refused { code: code::NAME_IN_USE, .. }) => {
-                // Another bridge may have created it with other replicas, which an operator may have chosen.
-                let info = self.api.call::<Value>(&format!("STREAM.INFO.{stream}"), None::<&()>).await;
-                let found = |key: &str| info.as_ref().ok()?.get("config")?.get(key).cloned();
-                if let Some(replicas) = found("num_replicas").and_then(|found| found.as_u64()) {
-                    config.num_replicas = replicas;
-                }
-                // A bucket that had to be smaller stays as it is.
-                if let Some(max_bytes) =
-                    found("max_bytes").and_then(|found| found.as_i64()).filter(|found| *found > 0)
-                {
-                    config.max_bytes = config.max_bytes.min(max_bytes);
-                }
-                self.api.call(&format!("STREAM.UPDATE.{stream}"), Some(&config)).await
-            }
-            created => created,
-        };
-        match updated {
-            // Older servers drop what they do not know, and have no batches either.
-            Ok(info) if info.pointer("/config/allow_msg_ttl").and_then(Value::as_bool) == Some(true) => {
-                self.health.own.breaker.close();
-                Ok(())
-            }
-            Ok(_) => Err("files by reference need nats-server 2.11 or newer".to_owned()),
-            Err(ApiError::NoResponders { .. }) => Err("JetStream is not enabled".to_owned()),
-            Err(error) => Err(error.to_string()),
-        }
-    }
-
-    /// Creates the stream. The number of copies and the size can be smaller than the configuration says, if the server has no
-    /// more.
-    async fn create(
-        &self,
-        stream: &str,
-        config: &mut BucketConfig<'_>,
-        replicas: StateReplicas,
-    ) -> Result<Value, ApiError> {
-        loop {
-            let created = self.api.call_once(&format!("STREAM.CREATE.{stream}"), Some(&*config)).await;
-            let Some(code) = created.as_ref().err().and_then(ApiError::code) else { return created };
-            let is_reducible = replicas == StateReplicas::Auto && config.num_replicas > 1;
-            if NO_REPLICAS.contains(&code) && is_reducible {
-                config.num_replicas = 1;
-            } else if NO_ROOM.contains(&code) && config.max_bytes > MIN_BUCKET {
-                config.max_bytes /= 2;
-                tracing::debug!(
-                    max_bytes = config.max_bytes,
-                    "JetStream is low on storage; creating a smaller bucket for files"
-                );
-            } else {
-                return created;
-            }
-        }
     }
 
     /// The last message of a subject, from the leader of the stream: a copy may be behind.

@@ -12,6 +12,7 @@
 //!
 //! Nothing here runs until a file is stored or read: a call without large files sends nothing to JetStream.
 
+mod bucket;
 mod catalog;
 mod cursors;
 mod figures;
@@ -20,10 +21,11 @@ mod jetstream;
 mod metadata;
 mod quota;
 mod reader;
+mod recent;
 mod sweeper;
 mod writer;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -44,6 +46,7 @@ use self::metadata::ObjectMetadata;
 use self::quota::{OpenWriters, Owner};
 pub(crate) use self::reader::RangeError;
 use self::reader::{ObjectReader, read_range};
+use self::recent::RecentFiles;
 pub(crate) use self::writer::ObjectWriter;
 use super::jetstream::Api;
 use super::subject::{Subjects, Token};
@@ -63,8 +66,6 @@ const BATCH: usize = 256;
 const BATCH_BYTES: usize = 1 << 20;
 /// Names in a request for the metadata of several files.
 const MAX_NAMES: usize = 64;
-/// Stored files whose digests are remembered, so that the same reply does not store its files again.
-const MAX_REMEMBERED: usize = 1024;
 
 /// The files of the bridge.
 #[derive(Debug)]
@@ -87,8 +88,7 @@ pub(crate) struct ObjectStore {
     refreshes: AtomicU64,
     cursors: Cursors,
     open: Mutex<OpenWriters>,
-    /// The oldest first.
-    same: Mutex<VecDeque<RememberedFile>>,
+    recent: RecentFiles,
     /// Wakes the sweeper.
     swept: Notify,
     /// Notified when the bucket is found to be missing.
@@ -111,14 +111,6 @@ enum BucketState {
         why: String,
         since: Instant,
     },
-}
-
-/// A file whose digest is remembered.
-#[derive(Debug)]
-struct RememberedFile {
-    owner: Owner,
-    file: StoredFile,
-    stored_at: Instant,
 }
 
 impl ObjectStore {
@@ -149,7 +141,7 @@ impl ObjectStore {
             refreshes: AtomicU64::new(0),
             cursors: Cursors::default(),
             open: Mutex::default(),
-            same: Mutex::default(),
+            recent: RecentFiles::default(),
             swept: Notify::new(),
             lost: Notify::new(),
         })
@@ -354,7 +346,7 @@ impl ObjectStore {
         let metadata = self.metadata(url, caller).await?;
         let deleted = self.jetstream.write_metadata(url, &metadata.deleted()).await;
         deleted.map_err(|error| self.failed(error))?;
-        self.forget_same(url);
+        self.recent.remove(url);
         Ok(self.purge(&metadata.content_id).await?)
     }
 
@@ -395,21 +387,6 @@ impl ObjectStore {
         let granted = catalog.quota(&open, self.rules.max_per_caller).grant(caller, &bytes)?;
         open.reserve(content_id, Owner::new(caller), granted);
         Ok(granted)
-    }
-
-    fn remember_same(&self, owner: Owner, file: &StoredFile) {
-        let mut same = lock(&self.same);
-        // A file that gets a description is not younger for that.
-        let known = same.iter().find(|known| known.file.url == file.url).map(|known| known.stored_at);
-        if same.len() >= MAX_REMEMBERED {
-            same.pop_front();
-        }
-        let stored_at = known.unwrap_or_else(Instant::now);
-        same.push_back(RememberedFile { owner, file: file.clone(), stored_at });
-    }
-
-    fn forget_same(&self, url: &ObjectUrl) {
-        lock(&self.same).retain(|known| known.file.url != *url);
     }
 }
 
@@ -453,17 +430,21 @@ impl FileStore for Files {
         })
     }
 
-    fn find_same(
-        &self,
-        caller: &Caller,
-        sha256: &str,
-        description: Option<&FileDescription>,
-    ) -> Option<StoredFile> {
-        self.0.find_same(caller, sha256, description)
+    fn find_same<'a>(
+        &'a self,
+        caller: &'a Caller,
+        sha256: &'a str,
+        description: Option<&'a FileDescription>,
+    ) -> BoxFuture<'a, Option<StoredFile>> {
+        Box::pin(self.0.find_same(caller, sha256, description))
+    }
+
+    fn description(&self, url: &ObjectUrl, caller: &Caller) -> Option<FileDescription> {
+        self.0.recent.description(Owner::new(caller), url)
     }
 
     fn forget(&self, url: &ObjectUrl) {
-        self.0.forget_same(url);
+        self.0.recent.remove(url);
     }
 
     fn delete_later(&self, url: &ObjectUrl, caller: &Caller) {
@@ -487,7 +468,7 @@ impl FileStore for Files {
             let written = self.0.jetstream.write_metadata(url, &metadata).await;
             written.map_err(|error| self.0.failed(error))?;
             let file = metadata.into_file(url.clone());
-            self.0.remember_same(Owner::new(caller), &file);
+            self.0.recent.add(Owner::new(caller), &file);
             Ok(file)
         })
     }
@@ -517,20 +498,25 @@ impl ObjectStore {
         Ok(writer)
     }
 
-    pub(crate) fn find_same(
+    /// The file that the caller stored lately with the same content.
+    async fn find_same(
         &self,
         caller: &Caller,
         sha256: &str,
         description: Option<&FileDescription>,
     ) -> Option<StoredFile> {
-        let owner = Owner::new(caller);
-        let is_same = |known: &&RememberedFile| {
-            known.owner == owner
-                && known.file.sha256 == sha256
-                && description.is_none_or(|description| known.file.description == *description)
-                // What the caller gets must not expire before it has read it.
-                && known.stored_at.elapsed() < self.rules.ttl / 2
-        };
-        lock(&self.same).iter().rev().find(is_same).map(|known| known.file.clone())
+        // What the caller gets must not expire before it has read it.
+        let max_age = self.rules.ttl / 2;
+        let known = self.recent.find(Owner::new(caller), sha256, description, max_age)?;
+        match self.find(&known.url, caller).await {
+            Ok(found) if found.sha256 == sha256 => Some(found),
+            // Deleted, for example through another replica.
+            Ok(_) | Err(FileError::NotFound) => {
+                self.recent.remove(&known.url);
+                None
+            }
+            // A new file cannot be stored either, and most likely this one is still there.
+            Err(_) => Some(known),
+        }
     }
 }
