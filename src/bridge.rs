@@ -215,7 +215,8 @@ impl Bridge {
         let store = OpenStore::open(&config.nats, &client, &events, &quotas, &host.tasks).await?;
         let state = Arc::new(State::new(&store.store, &quotas, &(Arc::clone(&peers) as Arc<dyn Peers>)));
         peers.set_queries(Arc::clone(&state) as Arc<dyn PeerQueries>);
-        let metrics = Arc::new(Metrics::new(client, Arc::clone(&state), Arc::clone(&memory)));
+        let metrics =
+            Arc::new(Metrics::new(client, Arc::clone(&state), Arc::clone(&files), Arc::clone(&memory)));
         endpoints.set_metrics(Arc::clone(&metrics));
         let draining = DrainingAgents::new(host.tasks.clone(), Arc::clone(&metrics), config.shutdown_grace);
         Ok(Self {
@@ -274,7 +275,8 @@ impl Bridge {
         });
         let memory = self.memory.account("");
         let outbox = Outbox::new(self.context.client.clone(), &memory, self.context.confirmations.clone());
-        let service = file_service::start(Arc::clone(&self.files), &self.context, outbox, tasks).await;
+        let service =
+            file_service::start(Arc::clone(&self.files), &self.context, outbox, memory, tasks).await;
         let service = service.map_err(|source| BridgeError::Files { source })?;
         *self.file_service.lock().unwrap_or_else(PoisonError::into_inner) = Some(service);
         Ok(())

@@ -44,7 +44,17 @@ impl Caller {
     /// The caller that stands for the account of this one, or for its gateway: what all of them together may use is limited,
     /// too. Accounts have neither `/` nor `:` in their names.
     pub(crate) fn tenant(&self) -> Self {
-        Self(self.name().map(|name| name.split_inclusive(['/', ':']).next().unwrap_or(name).into()))
+        Self(self.name().map(|name| match name.split_inclusive(['/', ':']).next() {
+            Some(tenant) if tenant.ends_with(['/', ':']) => tenant.into(),
+            // An account whose user is not known.
+            _ => format!("{name}/").into(),
+        }))
+    }
+
+    /// Whether the caller is not one of several users of its tenant, because its user is not known.
+    pub(crate) fn is_whole_tenant(&self) -> bool {
+        let separator = self.name().and_then(|name| Some((name.find(['/', ':'])?, name.len())));
+        separator.is_none_or(|(position, len)| position + 1 == len)
     }
 
     /// An id that belongs to this caller alone, for the key of a record: a hash of the caller and of `parts`.
@@ -76,7 +86,14 @@ mod tests {
         assert_eq!(tenant("gateway:a/b"), tenant("gateway:c"));
         assert_ne!(tenant("T/alice"), tenant("U/alice"));
         assert_ne!(tenant("gateway/alice"), tenant("gateway:alice"));
+        assert_eq!(tenant("T"), tenant("T/alice"));
+        assert_ne!(tenant("gateway"), tenant("gateway:alice"));
         assert_eq!(Caller::default().tenant(), Caller::default());
+        for (name, is_whole) in [("T", true), ("?", true), ("T/alice", false), ("gateway:alice", false)] {
+            assert_eq!(Caller::verified(name).is_whole_tenant(), is_whole, "{name}");
+            assert!(tenant(name).is_whole_tenant(), "{name}");
+            assert_eq!(tenant(name), tenant(name).tenant(), "{name}");
+        }
     }
 
     #[test]

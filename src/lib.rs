@@ -101,7 +101,7 @@
 //! | whether a reply subject is allowed | `EndpointReader::handle` in `bus/service/endpoint.rs`, with `ReplyGuard::allows` in `bus/subject/reply_guard.rs`; control requests and discovery use the same guard |
 //! | who calls, and whether the bridge serves that caller | `Identity::caller` in `bus/identity.rs`, for every endpoint, called by `EndpointReader::handle` in `bus/service/endpoint.rs` |
 //! | what others than the caller see of a task | `publish_updates` in `bus/publication.rs`, with `reply::without_content` |
-//! | how much of an agent's calls in flight and state one caller may take | `FairPermits::try_acquire` in `dispatch/fair_permits.rs`; `AgentQuota::is_fair` in `state/quota.rs` |
+//! | how much of an agent's calls in flight and state one tenant, and one caller, may take | `FairPermits::try_acquire` in `dispatch/fair_permits.rs`; `AgentQuota::is_fair` in `state/quota.rs` |
 //! | the form of a reply: headers `A2A-Reply`, `A2A-Frames`, limits | `Headers::read` in `bus/headers.rs`; `FrameWriter::select` in `bus/frames.rs` applies it to frames |
 //! | whether a request is `busy` because of `max_in_flight` or another limit on calls | `Permits::take` and `try_acquire` in `dispatch/permits.rs`; a full quota of state is `busy` too, see `state/quota.rs` |
 //! | whether the bridge that runs a call is gone, for `a2a-bridge call` | `BridgeWatch::gone` in `cli/call/bridge_watch.rs`; the bridge names itself in `FrameWriter::started` in `bus/frames.rs` |
@@ -140,7 +140,8 @@
 //! | redaction of credentials in the failure reason of a task | `TaskRecorder::record` in `action/run/recorder.rs`, and `CallRun::report` in `action/run/mod.rs` for streams |
 //! | whether a file of a reply goes by reference, and whether a reply is stored whole | `encode` in `bus/reply_files.rs`, called by `EncodedReply::prepare` in `bus/encoded_reply.rs`; `reference_parts` for frames |
 //! | whether a file of a response goes to the store while it is received | `HttpResponse::store_files` in `a2a/http.rs`; `FileFilter` in `a2a/http/received_files.rs` finds it |
-//! | who may read a file, and how much a caller may store | `ObjectStore::metadata` and `ObjectStore::reserve` in `bus/object_store/mod.rs` |
+//! | who may read a file | `ObjectStore::metadata` in `bus/object_store/mod.rs` |
+//! | how much a caller and a tenant may store | `Quota::grant` in `bus/object_store/quota.rs` |
 //! | whether the bridge fetches a URL, and from which addresses | `FetchRules` in `files/fetch.rs` |
 //! | which chunks of incomplete files are removed | `sweep` in `bus/object_store/sweeper.rs` |
 //! | how an interrupted stream continues | `CallRun::check` in `action/run/mod.rs`; the loop is `CallRun::follow` |

@@ -6,10 +6,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Semaphore, mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
+use super::adoption::ADOPTED_READS;
 use super::assemble::ArtifactRules;
 use super::files::resolve_files;
 use super::location::{Located, TaskAccess};
@@ -90,6 +91,8 @@ pub(crate) struct Actions {
     pub(super) call_shutdown: CallShutdown,
     pub(super) secrets: Secrets,
     pub(super) memory: Arc<MemoryAccount>,
+    /// Admits reads of adopted tasks to the agent.
+    pub(super) adopted_reads: Semaphore,
 }
 
 /// The part of a skill that a call needs.
@@ -125,7 +128,20 @@ impl Actions {
         };
         let agent = Arc::clone(&memory.agent);
         let quota = state.quotas.agent(&agent);
-        Self { agent, config, artifacts, live, state, quota, updates, call_shutdown, secrets, memory }
+        let adopted_reads = Semaphore::new(ADOPTED_READS);
+        Self {
+            agent,
+            config,
+            artifacts,
+            live,
+            state,
+            quota,
+            updates,
+            call_shutdown,
+            secrets,
+            memory,
+            adopted_reads,
+        }
     }
 
     /// Reserves room for what a call may have to record.
@@ -159,7 +175,7 @@ impl Actions {
         if options.caller.is_verified() && !meta.reference_task_ids.is_empty() {
             Box::pin(self.check_references(&meta.reference_task_ids, &options.caller)).await?;
         }
-        let parts = resolve_files(parts, self.timeout(options)).await?;
+        let parts = resolve_files(parts, self.timeout(options), &self.memory).await?;
         let content = MessageContent::new(&self.memory, parts, &mut meta).await?;
         let output_modes: Arc<[String]> = if meta.output_modes.is_empty() {
             [&skill.output_modes, &live_agent.card.output_modes]

@@ -43,7 +43,7 @@ pub(crate) async fn answer(
         Ok(live_agent) => live_agent,
         Err(error) => return answer_without_agent(actions, &follow_up_id, error, options, progress).await,
     };
-    let parts = resolve_files(parts, actions.timeout(options)).await?;
+    let parts = resolve_files(parts, actions.timeout(options), &actions.memory).await?;
     let content = MessageContent::new(&actions.memory, parts, &mut Meta::default()).await?;
     let claimed = actions.state.follow_ups.claim(&actions.agent, &options.caller, &follow_up_id).await?;
     failpoint::hit("answer-claimed").await;

@@ -8,6 +8,7 @@ use bytes::Bytes;
 use serde::de::IgnoredAny;
 use serde_json::value::RawValue;
 
+use super::files::ResolvedParts;
 use super::params::Template;
 use crate::a2a::dialect::OutgoingMessage;
 use crate::a2a::model::{ALLOCATION_OVERHEAD, File, FileContent, Part, normalize_base64};
@@ -132,7 +133,7 @@ impl MessageContent {
     /// agent is reached.
     pub(super) async fn new(
         account: &Arc<MemoryAccount>,
-        parts: Vec<Part>,
+        ResolvedParts { parts, mut charge }: ResolvedParts,
         meta: &mut Meta,
     ) -> Result<Self, OutOfMemory> {
         let reference_task_ids = std::mem::take(&mut meta.reference_task_ids);
@@ -141,7 +142,7 @@ impl MessageContent {
         let count = || parts.iter().map(escapes).sum::<usize>();
         // The content, and two copies of it: the parameters of the call, and the body.
         let streamed = if parts.iter().any(Part::is_streamed) { STREAMED_FILE } else { 0 };
-        let (mut charge, without_escapes) = (None, 3 * size + output_modes + streamed);
+        let without_escapes = 3 * size + output_modes + streamed;
         if size + output_modes + streamed > UNCHARGED {
             account.cover(&mut charge, without_escapes)?;
             let escapes = match size {

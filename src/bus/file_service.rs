@@ -21,6 +21,7 @@ use bytes::Bytes;
 use futures_util::FutureExt as _;
 use futures_util::stream::{SelectAll, Stream, StreamExt as _};
 use serde::{Deserialize, Serialize};
+use tokio::sync::mpsc;
 use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -38,6 +39,7 @@ use crate::caller::Caller;
 use crate::dispatch::fair_permits::FairPermits;
 use crate::files::{FileError, ObjectUrl, StoredFile};
 use crate::json::to_bytes;
+use crate::memory::{MemoryAccount, MemoryCharge, OutOfMemory};
 use crate::reply::error::{ActionError, Code};
 use crate::text::{error_chain, shorten};
 
@@ -46,10 +48,10 @@ const QUEUE_GROUP: &str = "a2a";
 const CHUNK: usize = 512 << 10;
 /// Room in a message for its headers.
 const HEADER_ROOM: usize = 2 << 10;
-/// Requests that run at the same time. One tenant does not take all of them.
+/// Requests that run at the same time. One tenant, or one caller, does not take all of them.
 const MAX_CONCURRENT: usize = 64;
-/// How long a refusal may take to be sent.
-const REFUSAL_TIMEOUT: Duration = Duration::from_secs(1);
+/// Refusals that wait to be sent. Further ones are dropped, so that they do not delay requests.
+const MAX_REFUSALS: usize = 1024;
 /// How long a stop waits for requests that run.
 const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 /// Files in a list.
@@ -62,6 +64,8 @@ struct FileService {
     uploads: Uploads,
     context: ServiceContext,
     outbox: Outbox,
+    /// The account for the requests, the replies and the buffers of uploads.
+    memory: Arc<MemoryAccount>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -104,11 +108,13 @@ impl Stream for Requests {
 struct Answer {
     headers: Option<HeaderMap>,
     body: Bytes,
+    /// For the body, until it is sent.
+    charge: Option<MemoryCharge>,
 }
 
 impl Answer {
     fn json(body: &impl Serialize) -> Self {
-        Self { headers: None, body: to_bytes(body) }
+        Self { headers: None, body: to_bytes(body), charge: None }
     }
 }
 
@@ -137,6 +143,7 @@ pub(crate) async fn start(
     store: Arc<ObjectStore>,
     context: &ServiceContext,
     outbox: Outbox,
+    memory: Arc<MemoryAccount>,
     tasks: &BackgroundTasks,
 ) -> Result<StoppableTask, ServiceError> {
     let mut requests = SelectAll::new();
@@ -154,23 +161,33 @@ pub(crate) async fn start(
             requests.push(Requests { subscriber, entrance });
         }
     }
-    let (uploads, context) = (Uploads::default(), context.clone());
-    let service = Arc::new(FileService { store, uploads, context, outbox });
+    let (uploads, context) = (Uploads::new(&memory), context.clone());
+    let service = Arc::new(FileService { store, uploads, context, outbox, memory });
+    let (refusals, refused) = mpsc::channel(MAX_REFUSALS);
+    let running = TaskTracker::new();
+    let send_refusals = running.track_future(Arc::clone(&service).send_refusals(refused));
+    tasks.spawn("refused file requests", OnPanic::Log, send_refusals);
     let server = FileServer {
         service,
         requests,
         permits: FairPermits::new(MAX_CONCURRENT),
-        running: TaskTracker::new(),
+        refusals: Some(refusals),
+        running,
         tasks: tasks.clone(),
     };
     Ok(StoppableTask::spawn(tasks, "files", |stop| server.run(stop)))
 }
+
+/// A request that does not run: where the reply goes, and the error.
+type Refusal = (Subject, ActionError);
 
 /// Receives requests, and runs each in a task of its own.
 struct FileServer {
     service: Arc<FileService>,
     requests: SelectAll<Requests>,
     permits: Arc<FairPermits>,
+    /// `None` when the service stops.
+    refusals: Option<mpsc::Sender<Refusal>>,
     /// The requests that run.
     running: TaskTracker,
     tasks: BackgroundTasks,
@@ -185,7 +202,7 @@ impl FileServer {
                 biased;
                 () = stop.cancelled() => break,
                 request = self.requests.next() => match request {
-                    Some((message, entrance)) => self.accept(message, entrance).await,
+                    Some((message, entrance)) => self.accept(message, entrance),
                     None => break,
                 },
                 _ = expiry.tick(), if !self.service.uploads.is_empty() => {
@@ -198,26 +215,32 @@ impl FileServer {
         self.service.uploads.clear();
     }
 
-    /// Runs a request in a task of its own. A refusal is sent at once, so that refusals do not pile up.
-    async fn accept(&self, message: Message, entrance: Entrance) {
+    /// Runs a request in a task of its own. Never waits: callers whose requests are refused must not delay others.
+    fn accept(&self, message: Message, entrance: Entrance) {
         let service = Arc::clone(&self.service);
         let Some(reply) = message.reply.clone().filter(|reply| service.context.guard.allows(reply)) else {
             return;
         };
         let admitted = service.context.identity().caller(&message, entrance).and_then(|caller| {
             let busy = "too many concurrent requests for files; try again";
-            let permit = self.permits.try_acquire(&caller.tenant());
-            permit.map(|permit| (caller, permit)).ok_or_else(|| ActionError::new(Code::Busy, busy))
+            let permit = self.permits.try_acquire(&caller);
+            let permit = permit.ok_or_else(|| ActionError::new(Code::Busy, busy))?;
+            let mut charge = None;
+            service.memory.cover(&mut charge, message.payload.len()).map_err(out_of_memory)?;
+            Ok((caller, permit, charge))
         });
-        let (caller, permit) = match admitted {
+        let (caller, permit, charge) = match admitted {
             Ok(admitted) => admitted,
             Err(error) => {
-                let _ = tokio::time::timeout(REFUSAL_TIMEOUT, service.send(reply, Err(error))).await;
+                if let Some(refusals) = &self.refusals {
+                    let _ = refusals.try_send((reply, error));
+                }
                 return;
             }
         };
         let work = async move {
             let answer = service.answer(&message, &caller, entrance).await;
+            drop((message, charge));
             service.send(reply, answer).await;
             drop(permit);
         };
@@ -235,14 +258,21 @@ impl FileServer {
         while let Some(Some((message, entrance))) =
             tokio::task::unconstrained(self.requests.next()).now_or_never()
         {
-            self.accept(message, entrance).await;
+            self.accept(message, entrance);
         }
+        self.refusals = None;
         self.running.close();
         let _ = tokio::time::timeout(STOP_TIMEOUT, self.running.wait()).await;
     }
 }
 
 impl FileService {
+    async fn send_refusals(self: Arc<Self>, mut refused: mpsc::Receiver<Refusal>) {
+        while let Some((reply, error)) = refused.recv().await {
+            self.send(reply, Err(error)).await;
+        }
+    }
+
     async fn answer(
         &self,
         message: &Message,
@@ -281,6 +311,9 @@ impl FileService {
     async fn get(&self, message: &Message, caller: &Caller) -> Result<Answer, ActionError> {
         let GetRequest { url, offset } = parse(message)?;
         let url = object_url(&url)?;
+        // The bytes, and the chunks of the file that have them.
+        let mut charge = None;
+        self.memory.cover(&mut charge, 2 * self.chunk_size()).map_err(out_of_memory)?;
         let range = self.store.range(&url, caller, offset, self.chunk_size()).await;
         let (file, body) = range.map_err(|error| match error {
             RangeError::File(error) => error.into(),
@@ -295,7 +328,7 @@ impl FileService {
         if let Some(name) = &file.description.name {
             headers.insert("A2A-Name", name.as_str());
         }
-        Ok(Answer { headers: Some(headers), body })
+        Ok(Answer { headers: Some(headers), body, charge })
     }
 
     async fn put(
@@ -337,7 +370,9 @@ impl FileService {
 
     async fn send(&self, to: Subject, answer: Result<Answer, ActionError>) {
         let sent = match answer {
-            Ok(Answer { headers, body }) => self.outbox.publish(to, headers, None, body).await,
+            Ok(Answer { headers, body, charge: _charge }) => {
+                self.outbox.publish(to, headers, None, body).await
+            }
             Err(error) => {
                 EncodedReply::new(&Err(error), self.outbox.max_payload(), 0).send(&self.outbox, to).await
             }
@@ -346,6 +381,11 @@ impl FileService {
             tracing::warn!(error = error_chain(&error), "cannot answer a request for files");
         }
     }
+}
+
+fn out_of_memory(_: OutOfMemory) -> ActionError {
+    let message = "the bridge has no memory left for requests for files (`limits.memory`); try again";
+    ActionError::new(Code::Busy, message)
 }
 
 fn object_url(text: &str) -> Result<ObjectUrl, FileError> {

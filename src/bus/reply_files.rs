@@ -73,14 +73,13 @@ async fn try_encode(reply: &Reply, outbox: &Outbox, overhead: usize) -> Result<E
 /// Names the files that went to the store while they were received, when nothing was known of them but their bytes.
 pub(super) async fn describe_received(content: &ReplyContent, files: &CallFiles) -> Result<(), FileError> {
     for file in content.files.iter().filter(|file| file.bytes.is_none()) {
-        let (Some(sha256), Some(Some(Ok(url)))) = (&file.sha256, file.url.as_deref().map(ObjectUrl::parse))
-        else {
+        let (Some(_), Some(Some(Ok(url)))) = (&file.sha256, file.url.as_deref().map(ObjectUrl::parse)) else {
             continue;
         };
         let description = FileDescription { name: file.name.clone(), media_type: file.mime_type.clone() };
         // A file that has a name keeps it: an earlier reply refers to it, too.
-        let known = files.store.find_same(&files.caller, sha256, None);
-        if known.is_some_and(|known| known.url == url && known.description != FileDescription::default()) {
+        let known = files.store.description(&url, &files.caller);
+        if known.is_some_and(|known| known != FileDescription::default()) {
             continue;
         }
         match files.store.describe(&url, &description, &files.caller).await {
@@ -152,7 +151,7 @@ async fn store_base64(
     outbox: &Outbox,
 ) -> Result<StoredFile, FileError> {
     let (sha256, size) = offload::run(&outbox.agent, base64.len(), || digest(base64)).await?;
-    if let Some(same) = files.store.find_same(&files.caller, &sha256, Some(description)) {
+    if let Some(same) = files.store.find_same(&files.caller, &sha256, Some(description)).await {
         return Ok(same);
     }
     let mut writer = files.store.create(&files.caller, Some(size)).await?;
@@ -173,7 +172,7 @@ async fn store_bytes(
     outbox: &Outbox,
 ) -> Result<StoredFile, FileError> {
     let sha256 = offload::run(&outbox.agent, bytes.len(), || hex(&Sha256::digest(bytes))).await;
-    if let Some(same) = files.store.find_same(&files.caller, &sha256, Some(description)) {
+    if let Some(same) = files.store.find_same(&files.caller, &sha256, Some(description)).await {
         return Ok(same);
     }
     let mut writer = files.store.create(&files.caller, Some(bytes.len() as u64)).await?;

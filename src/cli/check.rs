@@ -20,7 +20,7 @@ use crate::bus::connect::credentials::NatsCredentials;
 use crate::bus::connect::{ConnectError, FirstConnection, connect};
 use crate::bus::identity;
 use crate::bus::jetstream::{Api, JetStreamAbsence, Permissions, find_jetstream, missing_permissions};
-use crate::config::{AgentConfig, Config, JetStreamMode, NatsConfig};
+use crate::config::{AgentConfig, Config, JetStreamMode};
 use crate::memory::{self, MemoryBudget};
 use crate::process::child::ProcessHost;
 use crate::text::{error_chain, seconds};
@@ -243,7 +243,7 @@ async fn check_nats(config: &Config) -> (Finding, Option<Finding>) {
             let warning = identity::server_warning(version, &config.nats.identity);
             let warning = warning.map(|warning| format!("; warning: {warning}")).unwrap_or_default();
             let finding = Finding::ok(format!("ok, nats-server {version}{warning}"));
-            (finding, check_jetstream(&config.nats, Api::new(client, events)).await)
+            (finding, check_jetstream(config, Api::new(client, events)).await)
         }
         Err(error) => {
             let (summary, advice) = match &error {
@@ -261,12 +261,14 @@ async fn check_nats(config: &Config) -> (Finding, Option<Finding>) {
 }
 
 /// Whether the bridge can share state. Without JetStream it still works, unless that is required.
-async fn check_jetstream(nats: &NatsConfig, api: Api) -> Option<Finding> {
-    let mode = nats.jetstream.mode;
+async fn check_jetstream(config: &Config, api: Api) -> Option<Finding> {
+    let mode = config.nats.jetstream.mode;
     if mode == JetStreamMode::Off {
         return None;
     }
-    let Permissions { files, state } = missing_permissions(&api, &nats.subject_prefix).await;
+    let (prefix, allowed_buckets) = (&config.nats.subject_prefix, &config.files.allowed_buckets);
+    let Permissions { files, other_buckets, state } =
+        missing_permissions(&api, prefix, allowed_buckets).await;
     let denied = |subjects: &[String]| {
         let advice =
             "add these subjects to what the user may publish to; deploy/nats-permissions.conf lists them";
@@ -281,12 +283,19 @@ async fn check_jetstream(nats: &NatsConfig, api: Api) -> Option<Finding> {
             }
             (absence.to_string(), run::NO_JETSTREAM.to_owned())
         }
-        _ if !state.is_empty() => denied(&[files, state].concat()),
+        _ if !state.is_empty() => denied(&[files, other_buckets, state].concat()),
         Err(absence) => (absence.to_string(), run::NO_JETSTREAM.to_owned()),
         Ok(()) if !files.is_empty() => {
-            let (problem, advice) = denied(&files);
+            let (problem, advice) = denied(&[files, other_buckets].concat());
             let summary = "state is shared, but files must fit into one message";
             return Some(Finding::warning(summary, problem, advice));
+        }
+        Ok(()) if !other_buckets.is_empty() => {
+            let (problem, _) = denied(&other_buckets);
+            let advice = "add these subjects to what the user may publish to, or remove the bucket from \
+                          `files.allowed_buckets`";
+            let summary = "state is shared, but files in other buckets cannot be read";
+            return Some(Finding::warning(summary, problem, advice.to_owned()));
         }
         Ok(()) => return Some(Finding::ok("ok, state is shared")),
     };

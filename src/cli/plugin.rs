@@ -81,7 +81,7 @@ pub(super) fn manifest() -> String {
 }
 
 fn publish_permissions() -> Vec<String> {
-    let Permissions { files, state } = jetstream::permissions(PREFIX);
+    let Permissions { files, other_buckets: _, state } = jetstream::permissions(PREFIX, &[]);
     PUBLISH.map(str::to_owned).into_iter().chain(files).chain(state).collect()
 }
 

@@ -118,7 +118,7 @@ impl Permits {
         permits.try_acquire(caller).ok_or_else(|| {
             let message = match caller.is_verified() && permits.available() > 0 {
                 true => format!(
-                    "this caller has reached its share of the {what} of agent `{}`; try again",
+                    "this caller, or its account, has reached its share of the {what} of agent `{}`; try again",
                     self.agent
                 ),
                 false => format!("agent `{}` has reached its limit of {what}; try again", self.agent),

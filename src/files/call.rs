@@ -120,7 +120,7 @@ impl CallFiles {
         &self,
         writer: &mut Box<dyn FileWriter>,
     ) -> Result<StoredFile, FileError> {
-        match self.store.find_same(&self.caller, &writer.sha256(), None) {
+        match self.store.find_same(&self.caller, &writer.sha256(), None).await {
             Some(same) => Ok(same),
             None => writer.finish(&FileDescription::default()).await,
         }

@@ -1,5 +1,6 @@
 //! Why a file cannot be read or stored.
 
+use crate::memory::OutOfMemory;
 use crate::reply::error::{ActionError, Code};
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -15,7 +16,7 @@ pub enum FileError {
     /// The digest or the size in the metadata of the file is not that of its content.
     #[error("the content of the file does not match its digest; store the file again")]
     Corrupt,
-    /// There is no room. Files expire, so there may be room later.
+    /// There is no room in the store or in memory. There may be room later.
     #[error("{0}")]
     Full(String),
     #[error("the file store is not available: {0}; try again")]
@@ -40,6 +41,12 @@ impl FileError {
             Self::Full(_) => Code::Busy,
             Self::Unavailable(_) => Code::StateUnavailable,
         }
+    }
+}
+
+impl From<OutOfMemory> for FileError {
+    fn from(error: OutOfMemory) -> Self {
+        Self::Full(format!("{error}; try again"))
     }
 }
 

@@ -4,6 +4,7 @@
 //! to addresses that it has checked, follows no redirects, and uses no proxy.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::Arc;
 use std::time::Duration;
 
 use base64::Engine as _;
@@ -13,6 +14,7 @@ use reqwest::header::{ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_TYPE};
 use url::{Host, Url};
 
 use super::{CallFiles, FileDescription, FileError, FileRules, StoredFile, TemporaryFile};
+use crate::memory::{MemoryAccount, MemoryCharge, OutOfMemory};
 use crate::text::{error_chain, shorten};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -20,6 +22,8 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 const READ_TIMEOUT: Duration = Duration::from_secs(30);
 /// Files up to this size stay in memory; larger ones go to the store while they are received.
 const MAX_IN_MEMORY: usize = 256 << 10;
+/// A file that is received takes this many times its size: a buffer that grows, and its base64.
+const RECEIVED_COPIES: usize = 4;
 
 /// `files.fetch_hosts`.
 #[derive(Debug, Clone, Default)]
@@ -34,6 +38,37 @@ pub(crate) enum Fetched {
     /// In base64.
     Small(String),
     Stored(StoredFile),
+}
+
+/// The memory of the files that one request fetches.
+#[derive(Debug)]
+pub(crate) struct FetchMemory {
+    account: Arc<MemoryAccount>,
+    charge: Option<MemoryCharge>,
+    /// Bytes of the files that are complete.
+    kept: usize,
+}
+
+impl FetchMemory {
+    pub(crate) fn new(account: &Arc<MemoryAccount>) -> Self {
+        Self { account: Arc::clone(account), charge: None, kept: 0 }
+    }
+
+    /// Covers the first `bytes` of a file, before they are kept.
+    fn receive(&mut self, bytes: usize) -> Result<(), OutOfMemory> {
+        self.account.cover(&mut self.charge, self.kept + RECEIVED_COPIES * bytes)
+    }
+
+    /// The file is complete, and takes this many bytes from now on.
+    fn keep(&mut self, bytes: usize) -> Result<(), OutOfMemory> {
+        self.kept += bytes;
+        self.account.cover(&mut self.charge, self.kept)
+    }
+
+    /// The charge for all files that were fetched, if they need one.
+    pub(crate) fn into_charge(self) -> Option<MemoryCharge> {
+        self.charge
+    }
 }
 
 impl FetchRules {
@@ -96,6 +131,7 @@ impl FetchRules {
         rules: &FileRules,
         max: u64,
         files: Option<&CallFiles>,
+        memory: &mut FetchMemory,
         description: &mut FileDescription,
     ) -> Result<Fetched, FileError> {
         let addresses = self.resolve(url).await?;
@@ -160,18 +196,26 @@ impl FetchRules {
                     writer.push(&chunk)?;
                     writer.flush().await?;
                 }
-                None => bytes.extend_from_slice(&chunk),
+                None => {
+                    memory.receive(bytes.len() + chunk.len())?;
+                    bytes.extend_from_slice(&chunk);
+                }
             }
         }
         match writer {
             Some(mut writer) => {
                 let mut file = writer.finish(description).await?;
+                memory.keep(0)?;
                 if let Some(files) = files {
                     TemporaryFile::make(&mut file, &files.store, &files.caller);
                 }
                 Ok(Fetched::Stored(file))
             }
-            None => Ok(Fetched::Small(STANDARD.encode(bytes))),
+            None => {
+                let base64 = STANDARD.encode(bytes);
+                memory.keep(base64.capacity())?;
+                Ok(Fetched::Small(base64))
+            }
         }
     }
 }

@@ -79,10 +79,22 @@ impl FileStore for MemoryFiles {
         async { Ok(writer) }.boxed()
     }
 
-    fn find_same(&self, _: &Caller, sha256: &str, _: Option<&FileDescription>) -> Option<StoredFile> {
-        let files = self.files.lock().unwrap();
-        let (name, bytes) = files.iter().find(|(_, bytes)| hex(&Sha256::digest(bytes)) == sha256)?;
-        Some(stored(name, bytes, &FileDescription::default()))
+    fn find_same<'a>(
+        &'a self,
+        _: &'a Caller,
+        sha256: &'a str,
+        _: Option<&'a FileDescription>,
+    ) -> BoxFuture<'a, Option<StoredFile>> {
+        async move {
+            let files = self.files.lock().unwrap();
+            let (name, bytes) = files.iter().find(|(_, bytes)| hex(&Sha256::digest(bytes)) == sha256)?;
+            Some(stored(name, bytes, &FileDescription::default()))
+        }
+        .boxed()
+    }
+
+    fn description(&self, _: &ObjectUrl, _: &Caller) -> Option<FileDescription> {
+        None
     }
 
     fn forget(&self, _: &ObjectUrl) {}

@@ -87,14 +87,17 @@ pub(crate) trait FileStore: Debug + Send + Sync {
         size: Option<u64>,
     ) -> BoxFuture<'a, Result<Box<dyn FileWriter>, FileError>>;
 
-    /// The file that the caller stored earlier with the same content, if it still lives long enough: the newest, or one
-    /// with this description.
-    fn find_same(
-        &self,
-        caller: &Caller,
-        sha256: &str,
-        description: Option<&FileDescription>,
-    ) -> Option<StoredFile>;
+    /// The file that the caller stored earlier with the same content, if it still exists and lives long enough: the newest,
+    /// or one with this description.
+    fn find_same<'a>(
+        &'a self,
+        caller: &'a Caller,
+        sha256: &'a str,
+        description: Option<&'a FileDescription>,
+    ) -> BoxFuture<'a, Option<StoredFile>>;
+
+    /// The description of a file that the caller stored lately, as far as the bridge knows without asking.
+    fn description(&self, url: &ObjectUrl, caller: &Caller) -> Option<FileDescription>;
 
     /// Has [`FileStore::find_same`] not find a file any more.
     fn forget(&self, url: &ObjectUrl);

@@ -1,6 +1,8 @@
 //! Files by reference: out of a reply, into a request, and by the requests for files.
 
+mod buckets;
 mod faults;
+mod limits;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE};

@@ -9,6 +9,7 @@ use super::{actions_with, invoke, invoke_in};
 use crate::a2a::model::{Part, TaskState};
 use crate::a2a::tests::fake::{FakeAgent, FakeResponse, NO_RESPONSE, ReceivedRequest, error, ok, v01};
 use crate::action::actions::CallableSkill;
+use crate::action::files::ResolvedParts;
 use crate::action::params::Template;
 use crate::action::progress::{NoProgress, Progress, ProgressEvent};
 use crate::action::request::{
@@ -223,7 +224,7 @@ async fn the_lists_of_a_request_are_charged() {
     let fake = FakeAgent::start(|_| NO_RESPONSE).await;
     let list = || vec!["x".repeat(256); 100];
     let mut meta = Meta { reference_task_ids: list(), output_modes: list(), ..Meta::default() };
-    let mut content = MessageContent::new(&fake.memory, Vec::new(), &mut meta).await.unwrap();
+    let mut content = MessageContent::new(&fake.memory, ResolvedParts::default(), &mut meta).await.unwrap();
     assert!(fake.memory.used() > 4 * 25_600, "{}", fake.memory.used());
     content.release();
     assert!((25_600..50_000).contains(&fake.memory.used()), "a question needs the output modes");

@@ -1,7 +1,9 @@
 //! Uploads in progress.
 //!
-//! A caller sends one chunk after the other, each with its offset, and the last one with `A2A-Last: true`. An upload without a
-//! chunk for half a minute is abandoned, and its chunks are removed from the store.
+//! A caller sends one chunk after the other, each with its offset, and the last one with `A2A-Last: true`. An upload that gets no
+//! bytes for half a minute, or takes longer than an hour, is abandoned, and its chunks are removed from the store.
+//!
+//! Bytes that do not fill a chunk of the store wait in memory for the next ones. They count in the memory budget.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,17 +13,22 @@ use async_nats::Message;
 use tokio::time::Instant;
 use uuid::Uuid;
 
-use super::headers;
+use super::{headers, out_of_memory};
 use crate::bus::object_store::{ObjectStore, ObjectWriter};
 use crate::caller::Caller;
 use crate::dispatch::fair_permits::{FairPermit, FairPermits};
 use crate::files::{FileDescription, FileError, FileWriter as _, StoredFile};
+use crate::memory::{MemoryAccount, MemoryCharge};
 use crate::reply::error::{ActionError, Code};
 use crate::text::shorten;
 
 /// How often abandoned uploads are removed.
 pub(super) const CHECK_INTERVAL: Duration = Duration::from_secs(5);
 const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
+/// A caller that sends a byte now and then must not keep its place for ever.
+const MAX_DURATION: Duration = Duration::from_secs(3600);
+/// A chunk of a caller goes to the store in pieces of this size, so that the buffer stays small.
+const PIECE: usize = 64 << 10;
 const MAX_UPLOADS: usize = 1024;
 /// Uploads of one caller, so that one caller does not take the places of others.
 const MAX_UPLOADS_PER_CALLER: usize = 128;
@@ -31,15 +38,40 @@ pub(super) struct Uploads {
     entries: Mutex<HashMap<String, Entry>>,
     /// A tenant does not take the places of others, however many users it has.
     places: Arc<FairPermits>,
+    memory: Arc<MemoryAccount>,
 }
 
 #[derive(Debug)]
 struct Entry {
     caller: Caller,
     _place: FairPermit,
-    last_used: Instant,
+    activity: Activity,
     /// `None` while the upload begins.
     upload: Option<Arc<tokio::sync::Mutex<Upload>>>,
+}
+
+/// When an upload began, and when it last got bytes.
+#[derive(Debug)]
+struct Activity {
+    began: Instant,
+    last_progress: Instant,
+}
+
+impl Activity {
+    fn new() -> Self {
+        Self { began: Instant::now(), last_progress: Instant::now() }
+    }
+
+    /// An empty chunk does not keep an upload.
+    fn received(&mut self, bytes: &[u8]) {
+        if !bytes.is_empty() {
+            self.last_progress = Instant::now();
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        self.last_progress.elapsed() > IDLE_TIMEOUT || self.began.elapsed() > MAX_DURATION
+    }
 }
 
 #[derive(Debug)]
@@ -47,6 +79,8 @@ struct Upload {
     writer: ObjectWriter,
     description: FileDescription,
     size: Option<u64>,
+    /// For the buffer of the writer.
+    charge: Option<MemoryCharge>,
 }
 
 /// The state of an upload after a chunk.
@@ -66,13 +100,13 @@ impl Drop for Place<'_> {
     }
 }
 
-impl Default for Uploads {
-    fn default() -> Self {
-        Self { entries: Mutex::default(), places: FairPermits::new(MAX_UPLOADS) }
-    }
-}
-
 impl Uploads {
+    /// Buffers are charged to `memory`.
+    pub(super) fn new(memory: &Arc<MemoryAccount>) -> Self {
+        let places = FairPermits::new(MAX_UPLOADS);
+        Self { entries: Mutex::default(), places, memory: Arc::clone(memory) }
+    }
+
     fn lock(&self) -> MutexGuard<'_, HashMap<String, Entry>> {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -92,8 +126,7 @@ impl Uploads {
     }
 
     pub(super) fn remove_abandoned(&self) {
-        let abandoned: Vec<_> =
-            self.lock().extract_if(|_, entry| entry.last_used.elapsed() > IDLE_TIMEOUT).collect();
+        let abandoned: Vec<_> = self.lock().extract_if(|_, entry| entry.activity.is_over()).collect();
         for (id, _) in abandoned {
             tracing::debug!(upload = id, "removing an abandoned upload");
         }
@@ -117,19 +150,19 @@ impl Uploads {
             let mut uploads = self.lock();
             let own = uploads.values().filter(|entry| entry.caller == *caller).count();
             let place = match own < MAX_UPLOADS_PER_CALLER {
-                true => self.places.try_acquire(&caller.tenant()),
+                true => self.places.try_acquire(caller),
                 false => None,
             };
             let Some(place) = place else {
                 return Err(ActionError::new(Code::Busy, "too many uploads at the same time; try again"));
             };
-            let (caller, last_used) = (caller.clone(), Instant::now());
-            let entry = Entry { caller, _place: place, last_used, upload: None };
+            let (caller, activity) = (caller.clone(), Activity::new());
+            let entry = Entry { caller, _place: place, activity, upload: None };
             uploads.insert(id.clone(), entry);
         }
         let mut place = Place(self, Some(id.clone()));
         let writer = store.create(caller, size).await?;
-        let upload = Arc::new(tokio::sync::Mutex::new(Upload { writer, description, size }));
+        let upload = Arc::new(tokio::sync::Mutex::new(Upload { writer, description, size, charge: None }));
         if let Some(entry) = self.lock().get_mut(&id) {
             entry.upload = Some(upload);
         }
@@ -145,6 +178,11 @@ impl Uploads {
         caller: &Caller,
         max: usize,
     ) -> Result<Progress, ActionError> {
+        let bytes = &message.payload;
+        // Before it waits for the chunk before it.
+        if bytes.len() > max {
+            return Err(FileError::TooLarge(format!("a chunk has at most {max} bytes")).into());
+        }
         let offset = headers::value(message, "A2A-Offset")
             .ok_or_else(|| ActionError::invalid("header `A2A-Offset` is missing"))?;
         let offset = number("A2A-Offset", offset)?;
@@ -163,7 +201,7 @@ impl Uploads {
         let upload = {
             let mut uploads = self.lock();
             let entry = uploads.get_mut(id).filter(|entry| entry.caller == *caller).ok_or_else(unknown)?;
-            entry.last_used = Instant::now();
+            entry.activity.received(bytes);
             entry.upload.clone().ok_or_else(unknown)?
         };
         let mut upload = upload.lock().await;
@@ -172,11 +210,17 @@ impl Uploads {
             let message = format!("the offset {offset} is wrong; the next chunk begins at {expected}");
             return Err(ActionError::invalid(message));
         }
-        let added = upload.add(&message.payload, max, is_last).await;
+        let Upload { writer, charge, .. } = &mut *upload;
+        // The upload stays: the caller can send the chunk again.
+        self.memory.cover(charge, writer.max_buffer_size(bytes.len(), PIECE)).map_err(out_of_memory)?;
+        let added = upload.add(bytes, is_last).await;
         match &added {
             Ok(Progress::Next { .. }) => {
+                let Upload { writer, charge, .. } = &mut *upload;
+                // A charge can always shrink.
+                let _ = self.memory.cover(charge, writer.buffer_size());
                 if let Some(entry) = self.lock().get_mut(id) {
-                    entry.last_used = Instant::now();
+                    entry.activity.received(bytes);
                 }
             }
             // Complete, or it never will be.
@@ -187,12 +231,11 @@ impl Uploads {
 }
 
 impl Upload {
-    async fn add(&mut self, bytes: &[u8], max: usize, is_last: bool) -> Result<Progress, FileError> {
-        if bytes.len() > max {
-            return Err(FileError::TooLarge(format!("a chunk has at most {max} bytes")));
+    async fn add(&mut self, bytes: &[u8], is_last: bool) -> Result<Progress, FileError> {
+        for piece in bytes.chunks(PIECE) {
+            self.writer.push(piece)?;
+            self.writer.flush().await?;
         }
-        self.writer.push(bytes)?;
-        self.writer.flush().await?;
         let offset = self.writer.size();
         if !is_last {
             return Ok(Progress::Next { offset });
@@ -211,4 +254,26 @@ fn number(name: &str, text: &str) -> Result<u64, ActionError> {
     number.ok_or_else(|| {
         ActionError::invalid(format!("header `{name}: {}` is not a number", shorten(text, 40)))
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn an_upload_ends_without_bytes_for_a_while_and_after_an_hour_in_any_case() {
+        let mut activity = Activity::new();
+        tokio::time::advance(IDLE_TIMEOUT).await;
+        assert!(!activity.is_over());
+        tokio::time::advance(Duration::from_secs(1)).await;
+        activity.received(b"");
+        assert!(activity.is_over());
+        while activity.began.elapsed() <= MAX_DURATION {
+            activity.received(b"x");
+            assert!(!activity.is_over());
+            tokio::time::advance(IDLE_TIMEOUT / 2).await;
+        }
+        activity.received(b"x");
+        assert!(activity.is_over());
+    }
 }

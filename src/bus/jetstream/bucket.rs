@@ -107,6 +107,7 @@ impl Bucket {
                     code::INSUFFICIENT_STORAGE
                     | code::INSUFFICIENT_MEMORY
                     | code::INSUFFICIENT_RESOURCES
+                    | code::MAX_BYTES_EXCEEDED
                     | code::ACCOUNT_RESOURCES_EXCEEDED,
                 ) if config.max_bytes == self.max_bytes => {
                     config.max_bytes = self.max_bytes / SMALLER;

@@ -21,17 +21,23 @@ const REFUSED: &str = "-";
 pub(crate) struct Permissions {
     /// To store files.
     pub files: Vec<String>,
+    /// To read files in `files.allowed_buckets`.
+    pub other_buckets: Vec<String>,
     /// To share state.
     pub state: Vec<String>,
 }
 
 /// What a bridge with this subject prefix has to be allowed to publish to.
-pub(crate) fn permissions(subject_prefix: &str) -> Permissions {
+pub(crate) fn permissions(subject_prefix: &str, allowed_buckets: &[String]) -> Permissions {
     let bucket = ObjectStore::bucket_name(subject_prefix);
     let files =
         ["STREAM.CREATE", "STREAM.UPDATE", "STREAM.INFO", "STREAM.PURGE", "STREAM.MSG.GET", "DIRECT.GET"];
     let files = files.map(|operation| format!("$JS.API.{operation}.OBJ_{bucket}"));
     let files = [format!("$O.{bucket}.>")].into_iter().chain(files).collect();
+    let read = |bucket| {
+        ["STREAM.MSG.GET", "DIRECT.GET"].map(|operation| format!("$JS.API.{operation}.OBJ_{bucket}"))
+    };
+    let other_buckets = allowed_buckets.iter().filter(|allowed| **allowed != bucket).flat_map(read).collect();
     let mut state = vec!["$JS.API.INFO".to_owned()];
     for kind in RecordKind::ALL {
         let bucket = Bucket::new(subject_prefix, kind);
@@ -45,14 +51,19 @@ pub(crate) fn permissions(subject_prefix: &str) -> Permissions {
             format!("$KV.{name}.>"),
         ]);
     }
-    Permissions { files, state }
+    Permissions { files, other_buckets, state }
 }
 
 /// Those of the [`permissions`] that the NATS user of the bridge lacks.
-pub(crate) async fn missing_permissions(api: &Api, subject_prefix: &str) -> Permissions {
-    let Permissions { files, state } = permissions(subject_prefix);
-    let (files, state) = tokio::join!(missing(api, files), missing(api, state));
-    Permissions { files, state }
+pub(crate) async fn missing_permissions(
+    api: &Api,
+    subject_prefix: &str,
+    allowed_buckets: &[String],
+) -> Permissions {
+    let Permissions { files, other_buckets, state } = permissions(subject_prefix, allowed_buckets);
+    let (files, other_buckets, state) =
+        tokio::join!(missing(api, files), missing(api, other_buckets), missing(api, state));
+    Permissions { files, other_buckets, state }
 }
 
 async fn missing(api: &Api, permissions: Vec<String>) -> Vec<String> {
@@ -80,9 +91,9 @@ mod tests {
 
     #[test]
     fn the_probe_of_a_purge_removes_nothing() {
-        let Permissions { files, state } = permissions("a2a");
+        let Permissions { files, other_buckets, state } = permissions("a2a", &["shared".to_owned()]);
         let is_purge = |permission: &&String| permission.contains("PURGE");
-        let purges: Vec<_> = files.iter().chain(&state).filter(is_purge).collect();
+        let purges: Vec<_> = files.iter().chain(&other_buckets).chain(&state).filter(is_purge).collect();
         assert_eq!(purges, ["$JS.API.STREAM.PURGE.OBJ_a2a_files"]);
         assert_eq!(probe_body(purges[0]), r#"{"filter":"$O.a2a_files.C.check"}"#);
     }

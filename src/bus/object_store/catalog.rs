@@ -7,8 +7,8 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::jetstream::BucketInfo;
-use super::metadata::{self, ObjectMetadata};
-use crate::caller::Caller;
+use super::metadata::ObjectMetadata;
+use super::quota::{OpenWriters, Owner, Quota, Usage};
 
 /// Each file counts at least this much, so that many small files do not take the memory of the bridge.
 const MIN_COST: u64 = 16 << 10;
@@ -17,8 +17,10 @@ const MIN_COST: u64 = 16 << 10;
 pub(super) struct Catalog {
     /// By name.
     files: HashMap<String, CatalogEntry>,
-    /// The bytes of each owner.
-    usage: HashMap<u128, u64>,
+    usage: Usage,
+    /// The size of the bucket, and the bytes in it, as the server says.
+    capacity: u64,
+    used: u64,
     /// The first sequence that is not read yet.
     next: u64,
     /// When the stream was created that the catalog was read from.
@@ -30,15 +32,11 @@ pub(super) struct Catalog {
 
 #[derive(Debug, Clone, Copy)]
 struct CatalogEntry {
-    owner: u128,
+    owner: Owner,
     cost: u64,
     sequence: u64,
     /// Files that were there before the catalog was first read may expire earlier; the server decides.
     read_at: Instant,
-}
-
-pub(super) fn owner_id(caller: &Caller) -> u128 {
-    u128::from_str_radix(&metadata::owner(caller), 16).unwrap_or_default()
 }
 
 impl Catalog {
@@ -49,6 +47,7 @@ impl Catalog {
             *self = Self { created: info.created.clone(), ..Self::default() };
         }
         self.max_age = info.max_age;
+        (self.capacity, self.used) = (info.max_bytes.unwrap_or(u64::MAX), info.bytes);
         self.expire();
         let next = self.next.max(1);
         (next <= info.last_sequence).then_some(next)
@@ -60,21 +59,16 @@ impl Catalog {
         let Ok(metadata) = serde_json::from_slice::<ObjectMetadata>(json) else { return };
         self.remove(&metadata.name);
         if !metadata.is_deleted() {
-            let (owner, cost) = (metadata.owner_id(), metadata.size.max(MIN_COST));
-            *self.usage.entry(owner).or_default() += cost;
+            let (owner, cost) = (metadata.owner(), metadata.size.max(MIN_COST));
+            self.usage.add(owner, cost);
             let entry = CatalogEntry { owner, cost, sequence, read_at: Instant::now() };
             self.files.insert(metadata.name, entry);
         }
     }
 
     fn remove(&mut self, name: &str) {
-        if let Some(CatalogEntry { owner, cost, .. }) = self.files.remove(name)
-            && let Some(used) = self.usage.get_mut(&owner)
-        {
-            *used = used.saturating_sub(cost);
-            if *used == 0 {
-                self.usage.remove(&owner);
-            }
+        if let Some(CatalogEntry { owner, cost, .. }) = self.files.remove(name) {
+            self.usage.subtract(owner, cost);
         }
     }
 
@@ -90,16 +84,23 @@ impl Catalog {
         expired.iter().for_each(|name| self.remove(name));
     }
 
-    /// The bytes of an owner's files.
-    pub(super) fn bytes_of(&self, owner: u128) -> u64 {
-        self.usage.get(&owner).copied().unwrap_or(0)
+    /// What limits the files of a caller, beside those that this bridge is writing.
+    pub(super) fn quota<'a>(&'a self, open: &'a OpenWriters, max_per_caller: u64) -> Quota<'a> {
+        let Self { usage, capacity, used, .. } = self;
+        Quota { stored: usage, open, capacity: *capacity, used: *used, max_per_caller }
     }
 
     /// The names of an owner's files, the newest first.
-    pub(super) fn names_of(&self, owner: u128, max: usize) -> Vec<String> {
-        let mut files: Vec<_> = self.files.iter().filter(|(_, entry)| entry.owner == owner).collect();
+    pub(super) fn names_of(&self, owner: Owner, max: usize) -> Vec<String> {
+        let is_own = |entry: &CatalogEntry| entry.owner.caller == owner.caller;
+        let mut files: Vec<_> = self.files.iter().filter(|(_, entry)| is_own(entry)).collect();
         files.sort_unstable_by_key(|(_, entry)| std::cmp::Reverse(entry.sequence));
         files.into_iter().take(max).map(|(name, _)| name.clone()).collect()
+    }
+
+    /// How many files there are, and the bytes in the bucket.
+    pub(super) fn size(&self) -> (usize, u64) {
+        (self.files.len(), self.used)
     }
 
     pub(super) fn contains(&self, name: &str) -> bool {
@@ -113,7 +114,7 @@ mod tests {
 
     fn info(created: &str, last_sequence: u64, max_age: u64) -> BucketInfo {
         let max_age = Some(Duration::from_secs(max_age));
-        BucketInfo { created: created.to_owned(), last_sequence, max_age, subjects: Vec::new() }
+        BucketInfo { created: created.to_owned(), last_sequence, max_age, ..BucketInfo::default() }
     }
 
     fn metadata(name: &str) -> String {

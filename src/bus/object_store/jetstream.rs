@@ -1,6 +1,7 @@
 //! The requests to JetStream that files need.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use async_nats::{HeaderMap, Message, Subscriber};
@@ -13,12 +14,12 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio::sync::{Semaphore, oneshot};
 
+use super::health::{BucketHealth, Health};
 use super::metadata::{self, ObjectMetadata, stream_name};
 use crate::background::{BackgroundTasks, OnPanic};
 use crate::bus::jetstream::api::{Api, ApiError, TIMEOUT, code};
-use crate::bus::jetstream::breaker::{Breaker, Passage};
 use crate::config::StateReplicas;
-use crate::files::{FileError, FileRules, ObjectUrl};
+use crate::files::{FileError, ObjectUrl};
 use crate::json::to_bytes;
 
 /// Time limit of a chunk, from when it is sent until it is acknowledged. Chunks of many files may be on the way.
@@ -28,7 +29,7 @@ const SEND_TIMEOUT: Duration = Duration::from_secs(20);
 /// Chunks of all files that may wait for their acknowledgements.
 const MAX_UNACKNOWLEDGED: usize = 32;
 /// Codes for a bucket, an account or a server without room.
-const NO_ROOM: [u32; 6] = [
+pub(super) const NO_ROOM: [u32; 6] = [
     code::STORE_FAILED,
     code::INSUFFICIENT_STORAGE,
     code::INSUFFICIENT_RESOURCES,
@@ -36,28 +37,15 @@ const NO_ROOM: [u32; 6] = [
     code::INSUFFICIENT_MEMORY,
     code::ACCOUNT_RESOURCES_EXCEEDED,
 ];
-/// Codes for more copies than the server or its cluster can keep.
-const NO_REPLICAS: [u32; 2] = [code::REPLICAS_NOT_SUPPORTED, code::NO_SUITABLE_PEERS];
-/// A smaller bucket is of no use.
-const MIN_BUCKET: i64 = 16 << 20;
-
 /// A client of JetStream. Clones share it.
 #[derive(Debug, Clone)]
 pub(super) struct JetStream {
-    api: Arc<Api>,
+    pub(super) api: Arc<Api>,
     /// `None` if the configuration turns JetStream off.
-    replicas: Option<StateReplicas>,
+    pub(super) replicas: Option<StateReplicas>,
     unacknowledged: Arc<Semaphore>,
-    health: Arc<Health>,
+    pub(super) health: Arc<BucketHealth>,
     tasks: BackgroundTasks,
-}
-
-/// Whether requests reach the store.
-#[derive(Debug, Default)]
-struct Health {
-    breaker: Breaker,
-    /// Why the last request has failed.
-    reason: Mutex<String>,
 }
 
 /// The outcome of a message that was sent to be stored.
@@ -100,66 +88,18 @@ impl From<ApiError> for StoreError {
     }
 }
 
-impl Health {
-    fn reason(&self) -> String {
-        self.reason.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    fn enter(&self) -> Result<Passage<'_>, StoreError> {
-        self.breaker.enter().ok_or_else(|| StoreError::Unavailable(self.reason()))
-    }
-
-    /// Reports the result of a request. A store that has made a decision works.
-    fn finish<T>(&self, passage: Passage<'_>, result: Result<T, ApiError>) -> Result<T, StoreError> {
-        let error = match result {
-            Ok(response) => {
-                passage.succeeded();
-                return Ok(response);
-            }
-            Err(error) => error,
-        };
-        // The connection comes back without a delay.
-        let is_disconnected = error == ApiError::Disconnected;
-        let error = StoreError::from(error);
-        match &error {
-            StoreError::Unavailable(why) if !is_disconnected => {
-                *self.reason.lock().unwrap_or_else(PoisonError::into_inner) = why.clone();
-                passage.failed();
-            }
-            StoreError::Unavailable(_) => {}
-            StoreError::NoBucket | StoreError::NoMessage | StoreError::NoRoom => passage.succeeded(),
-        }
-        Err(error)
-    }
-}
-
-/// The stream of a bucket, as ADR-20 describes it.
-#[derive(Debug, Serialize)]
-struct BucketConfig<'a> {
-    name: &'a str,
-    description: &'static str,
-    subjects: [String; 2],
-    retention: &'static str,
-    storage: &'static str,
-    discard: &'static str,
-    /// In nanoseconds.
-    max_age: u64,
-    max_bytes: i64,
-    num_replicas: u64,
-    allow_rollup_hdrs: bool,
-    allow_direct: bool,
-    /// Shows whether the server is new enough.
-    allow_msg_ttl: bool,
-}
-
 /// What the leader of a bucket says about it.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct BucketInfo {
     /// When the stream was created: a stream that was deleted and created again begins with sequence 1.
     pub(super) created: String,
     pub(super) last_sequence: u64,
     /// `None` if files do not expire.
     pub(super) max_age: Option<Duration>,
+    /// The size of the bucket; `None` if it has no limit.
+    pub(super) max_bytes: Option<u64>,
+    /// The bytes in it.
+    pub(super) bytes: u64,
     /// Those that match the filter of the request.
     pub(super) subjects: Vec<String>,
 }
@@ -172,6 +112,9 @@ impl BucketInfo {
             created: info["created"].as_str().unwrap_or_default().to_owned(),
             last_sequence: number("/state/last_seq"),
             max_age: Some(Duration::from_nanos(number("/config/max_age"))).filter(|age| !age.is_zero()),
+            // Without a limit, it is negative.
+            max_bytes: Some(number("/config/max_bytes")).filter(|bytes| *bytes > 0),
+            bytes: number("/state/bytes"),
             subjects: subjects.map(|(subject, _)| subject.clone()).collect(),
         }
     }
@@ -190,9 +133,17 @@ struct MessageData {
 }
 
 impl JetStream {
-    pub(super) fn new(api: Api, replicas: Option<StateReplicas>, tasks: BackgroundTasks) -> Self {
+    /// For the bridge's own bucket, and the `allowed` ones that it may read.
+    pub(super) fn new(
+        api: Api,
+        bucket: &str,
+        allowed: &BTreeSet<String>,
+        replicas: Option<StateReplicas>,
+        tasks: BackgroundTasks,
+    ) -> Self {
+        let health = Arc::new(BucketHealth::new(bucket, allowed));
         let unacknowledged = Arc::new(Semaphore::new(MAX_UNACKNOWLEDGED));
-        Self { api: Arc::new(api), replicas, unacknowledged, health: Arc::default(), tasks }
+        Self { api: Arc::new(api), replicas, unacknowledged, health, tasks }
     }
 
     pub(super) fn client(&self) -> &async_nats::Client {
@@ -204,101 +155,28 @@ impl JetStream {
         self.replicas.is_some()
     }
 
-    /// Whether a request would most likely reach the store.
+    /// Whether a request would most likely reach the bridge's own bucket.
     pub(super) fn is_reachable(&self) -> bool {
-        self.api.is_connected() && self.health.breaker.is_closed()
+        self.api.is_connected() && self.health.own.breaker.is_closed()
     }
 
+    /// A request about the stream of a bucket.
     async fn call<T: serde::de::DeserializeOwned>(
         &self,
+        bucket: &str,
         operation: &str,
         body: &impl Serialize,
     ) -> Result<T, StoreError> {
-        let passage = self.health.enter()?;
-        self.health.finish(passage, self.api.call(operation, Some(body)).await)
-    }
-
-    /// Creates the bucket, or changes its limits. The error says why there is none.
-    pub(super) async fn provision(&self, bucket: &str, rules: &FileRules) -> Result<(), String> {
-        let Some(replicas) = self.replicas else {
-            return Err("`nats.jetstream.mode` is `off`".to_owned());
-        };
-        let stream = stream_name(bucket);
-        let mut config = BucketConfig {
-            name: &stream,
-            description: "Files of a2a-bridge",
-            subjects: [format!("$O.{bucket}.C.>"), format!("$O.{bucket}.M.>")],
-            retention: "limits",
-            storage: "file",
-            discard: "new",
-            max_age: u64::try_from(rules.ttl.as_nanos()).unwrap_or(u64::MAX),
-            max_bytes: i64::try_from(rules.max_total).unwrap_or(i64::MAX),
-            num_replicas: replicas.first_choice() as u64,
-            allow_rollup_hdrs: true,
-            allow_direct: true,
-            allow_msg_ttl: true,
-        };
-        let created = self.create(&stream, &mut config, replicas).await;
-        let updated = match created {
-            Err(ApiError::Refused { code: code::NAME_IN_USE, .. }) => {
-                // Another bridge may have created it with other replicas, which an operator may have chosen.
-                let info = self.api.call::<Value>(&format!("STREAM.INFO.{stream}"), None::<&()>).await;
-                let found = |key: &str| info.as_ref().ok()?.get("config")?.get(key).cloned();
-                if let Some(replicas) = found("num_replicas").and_then(|found| found.as_u64()) {
-                    config.num_replicas = replicas;
-                }
-                // A bucket that had to be smaller stays as it is.
-                if let Some(max_bytes) =
-                    found("max_bytes").and_then(|found| found.as_i64()).filter(|found| *found > 0)
-                {
-                    config.max_bytes = config.max_bytes.min(max_bytes);
-                }
-                self.api.call(&format!("STREAM.UPDATE.{stream}"), Some(&config)).await
-            }
-            created => created,
-        };
-        match updated {
-            // Older servers drop what they do not know, and have no batches either.
-            Ok(info) if info.pointer("/config/allow_msg_ttl").and_then(Value::as_bool) == Some(true) => {
-                self.health.breaker.close();
-                Ok(())
-            }
-            Ok(_) => Err("files by reference need nats-server 2.11 or newer".to_owned()),
-            Err(ApiError::NoResponders { .. }) => Err("JetStream is not enabled".to_owned()),
-            Err(error) => Err(error.to_string()),
-        }
-    }
-
-    /// Creates the stream. The number of copies and the size can be smaller than the configuration says, if the server has no
-    /// more.
-    async fn create(
-        &self,
-        stream: &str,
-        config: &mut BucketConfig<'_>,
-        replicas: StateReplicas,
-    ) -> Result<Value, ApiError> {
-        loop {
-            let created = self.api.call_once(&format!("STREAM.CREATE.{stream}"), Some(&*config)).await;
-            let Some(code) = created.as_ref().err().and_then(ApiError::code) else { return created };
-            let is_reducible = replicas == StateReplicas::Auto && config.num_replicas > 1;
-            if NO_REPLICAS.contains(&code) && is_reducible {
-                config.num_replicas = 1;
-            } else if NO_ROOM.contains(&code) && config.max_bytes > MIN_BUCKET {
-                config.max_bytes /= 2;
-                tracing::debug!(
-                    max_bytes = config.max_bytes,
-                    "JetStream is low on storage; creating a smaller bucket for files"
-                );
-            } else {
-                return created;
-            }
-        }
+        let health = self.health.of(bucket);
+        let passage = health.enter()?;
+        let operation = format!("{operation}.{}", stream_name(bucket));
+        health.finish(passage, self.api.call(&operation, Some(body)).await)
     }
 
     /// The last message of a subject, from the leader of the stream: a copy may be behind.
     pub(super) async fn last_message(&self, bucket: &str, subject: &str) -> Result<Bytes, StoreError> {
-        let operation = format!("STREAM.MSG.GET.{}", stream_name(bucket));
-        let last: LastMessage = self.call(&operation, &json!({ "last_by_subj": subject })).await?;
+        let request = json!({ "last_by_subj": subject });
+        let last: LastMessage = self.call(bucket, "STREAM.MSG.GET", &request).await?;
         let malformed = |_| StoreError::Unavailable("a message of JetStream cannot be read".to_owned());
         STANDARD.decode(last.message.data).map(Bytes::from).map_err(malformed)
     }
@@ -316,9 +194,8 @@ impl JetStream {
 
     /// What the leader of the bucket says about it, and the subjects that match `filter`, if there is one.
     pub(super) async fn info(&self, bucket: &str, filter: Option<&str>) -> Result<BucketInfo, StoreError> {
-        let operation = format!("STREAM.INFO.{}", stream_name(bucket));
         let body = filter.map_or_else(|| json!({}), |filter| json!({ "subjects_filter": filter }));
-        Ok(BucketInfo::new(&self.call(&operation, &body).await?))
+        Ok(BucketInfo::new(&self.call(bucket, "STREAM.INFO", &body).await?))
     }
 
     /// Sends a chunk to be stored, after those before it. If the future is dropped before it is done, nothing is sent.
@@ -335,9 +212,10 @@ impl JetStream {
         let this = self.clone();
         let store = async move {
             let _permit = permit;
-            let passage = this.health.enter()?;
+            let health = &this.health.own;
+            let passage = health.enter()?;
             let stored = this.api.publish_once::<Value>(&subject, body, CHUNK_TIMEOUT).await;
-            this.health.finish(passage, stored).map(drop)
+            health.finish(passage, stored).map(drop)
         };
         // Unconstrained, so that the first poll certainly queues the message.
         let mut stored = Box::pin(tokio::task::unconstrained(store));
@@ -362,9 +240,10 @@ impl JetStream {
         let mut headers = HeaderMap::new();
         headers.insert("Nats-Rollup", "sub");
         let subject = metadata::metadata_subject(url);
-        let passage = self.health.enter()?;
+        let health = self.health.of(url.bucket());
+        let passage = health.enter()?;
         let written = self.api.request::<Value>(&subject, Some(headers), to_bytes(metadata)).await;
-        self.health.finish(passage, written).map(drop)
+        health.finish(passage, written).map(drop)
     }
 
     /// Requests the messages of a subject from a sequence on: at most `count` messages, and hardly more than `bytes`.
@@ -386,8 +265,9 @@ impl JetStream {
     }
 
     async fn direct_get(&self, bucket: &str, request: &Value) -> Result<Batch, StoreError> {
-        if !self.health.breaker.is_closed() {
-            return Err(StoreError::Unavailable(self.health.reason()));
+        let health = Arc::clone(self.health.of(bucket));
+        if !health.breaker.is_closed() {
+            return Err(StoreError::Unavailable(health.reason()));
         }
         let (client, inbox) = (self.client(), self.client().new_inbox());
         let disconnected = || StoreError::from(ApiError::Disconnected);
@@ -395,14 +275,15 @@ impl JetStream {
         let (subject, began) = (format!("$JS.API.DIRECT.GET.{}", stream_name(bucket)), Instant::now());
         let sent = client.publish_with_reply(subject.clone(), inbox, to_bytes(request)).await;
         sent.map_err(|_| disconnected())?;
-        Ok(Batch { jetstream: self.clone(), subject, began, messages })
+        Ok(Batch { api: Arc::clone(&self.api), health, subject, began, messages })
     }
 }
 
 /// Messages that were requested. Dropping it ends the subscription.
 #[derive(Debug)]
 pub(super) struct Batch {
-    jetstream: JetStream,
+    api: Arc<Api>,
+    health: Arc<Health>,
     /// That of the request.
     subject: String,
     began: Instant,
@@ -422,7 +303,7 @@ impl Batch {
     /// The next message; `None` at the end of the batch.
     pub(super) async fn next(&mut self) -> Result<Option<StreamMessage>, StoreError> {
         let received = self.receive().await;
-        let health = &self.jetstream.health;
+        let health = &self.health;
         match health.breaker.enter() {
             Some(passage) => health.finish(passage, received),
             // Another request has failed meanwhile.
@@ -434,7 +315,7 @@ impl Batch {
         let subject = || self.subject.clone();
         let message = tokio::select! {
             message = self.messages.next() => message.ok_or(ApiError::Disconnected)?,
-            denied = self.jetstream.api.denied(&self.subject, self.began) => return Err(denied),
+            denied = self.api.denied(&self.subject, self.began) => return Err(denied),
             () = tokio::time::sleep(TIMEOUT) => return Err(ApiError::TimedOut { subject: subject() }),
         };
         match message.status.map(|status| status.as_u16()) {

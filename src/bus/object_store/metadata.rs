@@ -8,6 +8,7 @@ use base64::engine::general_purpose::{URL_SAFE, URL_SAFE_NO_PAD};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use super::quota::Owner;
 use crate::caller::Caller;
 use crate::files::{FileDescription, ObjectUrl, StoredFile, last_component, media_type};
 use crate::text::{Timestamp, hex, shorten};
@@ -15,8 +16,9 @@ use crate::text::{Timestamp, hex, shorten};
 /// The digits of an instance in a content id.
 pub(super) const INSTANCE_LEN: usize = 16;
 const NAME_LEN: usize = 32;
-/// The key under which the metadata has the owner.
+/// The keys under which the metadata has the owner and its tenant.
 const OWNER: &str = "a2a-caller";
+const TENANT: &str = "a2a-tenant";
 const CONTENT_TYPE: &str = "Content-Type";
 /// Maximum bytes of the name and the media type that callers and agents give a file.
 const MAX_NAME: usize = 255;
@@ -87,7 +89,10 @@ impl ObjectMetadata {
             name: url.name().to_owned(),
             description: None,
             headers: None,
-            metadata: Some(BTreeMap::from([(OWNER.to_owned(), owner(caller))])),
+            metadata: Some(BTreeMap::from([
+                (OWNER.to_owned(), owner(caller)),
+                (TENANT.to_owned(), tenant(caller)),
+            ])),
             // What the command line tool of NATS expects.
             options: Some(serde_json::json!({ "max_chunk_size": 128 << 10 })),
             bucket: url.bucket().to_owned(),
@@ -119,10 +124,17 @@ impl ObjectMetadata {
     }
 
     /// The owner. Files that no bridge has stored belong to the callers that share an identity.
-    pub(super) fn owner_id(&self) -> u128 {
-        let owner_of = |metadata: &BTreeMap<String, String>| metadata.get(OWNER).cloned();
-        let owner = self.metadata.as_ref().and_then(owner_of).unwrap_or_else(|| owner(&Caller::default()));
-        u128::from_str_radix(&owner, 16).unwrap_or_default()
+    pub(super) fn owner(&self) -> Owner {
+        let value = |key: &str| self.metadata.as_ref()?.get(key).map(String::as_str);
+        match (value(OWNER), value(TENANT)) {
+            (None, _) => Owner::new(&Caller::default()),
+            // Without a tenant, the owner is one of its own.
+            (Some(owner), tenant) => Owner::parse(owner, tenant.unwrap_or(owner)),
+        }
+    }
+
+    pub(super) fn belongs_to(&self, caller: &Caller) -> bool {
+        self.owner().caller == Owner::new(caller).caller
     }
 
     fn sha256(&self) -> Option<String> {
@@ -186,6 +198,11 @@ fn clean(description: &FileDescription) -> FileDescription {
 /// The owner of a file in its metadata: a hash, because others may read the bucket.
 pub(super) fn owner(caller: &Caller) -> String {
     caller.scoped_id(&["file"])
+}
+
+/// The tenant of the owner, which counts what all its users have stored.
+pub(super) fn tenant(caller: &Caller) -> String {
+    caller.tenant().scoped_id(&["files of a tenant"])
 }
 
 #[cfg(test)]

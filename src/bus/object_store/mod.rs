@@ -12,16 +12,21 @@
 //!
 //! Nothing here runs until a file is stored or read: a call without large files sends nothing to JetStream.
 
+mod bucket;
 mod catalog;
 mod cursors;
+mod figures;
+mod health;
 mod jetstream;
 mod metadata;
+mod quota;
 mod reader;
+mod recent;
 mod sweeper;
 mod writer;
 
-use std::collections::hash_map::Entry;
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
+use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -33,12 +38,15 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 use uuid::Uuid;
 
-use self::catalog::{Catalog, owner_id};
+use self::catalog::Catalog;
 use self::cursors::Cursors;
+pub(crate) use self::figures::FileFigures;
 use self::jetstream::{JetStream, StoreError};
 use self::metadata::ObjectMetadata;
+use self::quota::{OpenWriters, Owner};
 pub(crate) use self::reader::RangeError;
 use self::reader::{ObjectReader, read_range};
+use self::recent::RecentFiles;
 pub(crate) use self::writer::ObjectWriter;
 use super::jetstream::Api;
 use super::subject::{Subjects, Token};
@@ -58,8 +66,6 @@ const BATCH: usize = 256;
 const BATCH_BYTES: usize = 1 << 20;
 /// Names in a request for the metadata of several files.
 const MAX_NAMES: usize = 64;
-/// Stored files whose digests are remembered, so that the same reply does not store its files again.
-const MAX_REMEMBERED: usize = 1024;
 
 /// The files of the bridge.
 #[derive(Debug)]
@@ -82,8 +88,7 @@ pub(crate) struct ObjectStore {
     refreshes: AtomicU64,
     cursors: Cursors,
     open: Mutex<OpenWriters>,
-    /// The oldest first.
-    same: Mutex<VecDeque<RememberedFile>>,
+    recent: RecentFiles,
     /// Wakes the sweeper.
     swept: Notify,
     /// Notified when the bucket is found to be missing.
@@ -108,27 +113,6 @@ enum BucketState {
     },
 }
 
-/// The files that this bridge is writing.
-#[derive(Debug, Default)]
-struct OpenWriters {
-    /// By content id; the bytes that count towards the quota of the owner.
-    writers: HashMap<String, (u128, u64)>,
-}
-
-impl OpenWriters {
-    fn reserved_by(&self, owner: u128) -> u64 {
-        self.writers.values().filter(|(of, _)| *of == owner).map(|(_, bytes)| bytes).sum()
-    }
-}
-
-/// A file whose digest is remembered.
-#[derive(Debug)]
-struct RememberedFile {
-    owner: u128,
-    file: StoredFile,
-    stored_at: Instant,
-}
-
 impl ObjectStore {
     pub(crate) fn bucket_name(prefix: &str) -> String {
         format!("{}_files", Token::new(prefix))
@@ -144,7 +128,7 @@ impl ObjectStore {
         let bucket = Self::bucket_name(subjects.prefix());
         let instance = Uuid::new_v4().simple().to_string().chars().take(metadata::INSTANCE_LEN).collect();
         Arc::new(Self {
-            jetstream: JetStream::new(api, replicas, tasks.clone()),
+            jetstream: JetStream::new(api, &bucket, &rules.allowed_buckets, replicas, tasks.clone()),
             rules,
             bucket,
             instance,
@@ -157,7 +141,7 @@ impl ObjectStore {
             refreshes: AtomicU64::new(0),
             cursors: Cursors::default(),
             open: Mutex::default(),
-            same: Mutex::default(),
+            recent: RecentFiles::default(),
             swept: Notify::new(),
             lost: Notify::new(),
         })
@@ -214,7 +198,7 @@ impl ObjectStore {
 
     /// Whether this bridge is writing the content.
     pub(crate) fn is_writing(&self, content_id: &str) -> bool {
-        lock(&self.open).writers.contains_key(content_id)
+        lock(&self.open).contains(content_id)
     }
 
     /// Makes sure that the bucket exists.
@@ -265,7 +249,7 @@ impl ObjectStore {
             found => found?,
         };
         let found = ObjectMetadata::parse(&found, url).ok_or(FileError::NotFound)?;
-        let is_visible = !is_own || found.owner_id() == owner_id(caller);
+        let is_visible = !is_own || found.belongs_to(caller);
         if !is_visible || !found.is_readable() {
             return Err(FileError::NotFound);
         }
@@ -334,7 +318,7 @@ impl ObjectStore {
     pub(crate) async fn list(&self, caller: &Caller, max: usize) -> Result<Vec<ObjectMetadata>, FileError> {
         self.ready().await?;
         self.refresh().await?;
-        let names = lock(&self.catalog).names_of(owner_id(caller), max);
+        let names = lock(&self.catalog).names_of(Owner::new(caller), max);
         let mut files = Vec::new();
         for names in names.chunks(MAX_NAMES) {
             let urls = names.iter().filter_map(|name| ObjectUrl::new(&self.bucket, name));
@@ -347,8 +331,7 @@ impl ObjectStore {
                     found.insert(metadata.name.clone(), metadata);
                 }
             }
-            let is_listed =
-                |metadata: &ObjectMetadata| metadata.is_readable() && metadata.owner_id() == owner_id(caller);
+            let is_listed = |metadata: &ObjectMetadata| metadata.is_readable() && metadata.belongs_to(caller);
             files.extend(names.iter().filter_map(|name| found.remove(name)).filter(is_listed));
         }
         Ok(files)
@@ -363,7 +346,7 @@ impl ObjectStore {
         let metadata = self.metadata(url, caller).await?;
         let deleted = self.jetstream.write_metadata(url, &metadata.deleted()).await;
         deleted.map_err(|error| self.failed(error))?;
-        self.forget_same(url);
+        self.recent.remove(url);
         Ok(self.purge(&metadata.content_id).await?)
     }
 
@@ -382,7 +365,7 @@ impl ObjectStore {
         self.tasks.spawn("file removal", OnPanic::Log, async move {
             unacknowledged.for_each(|_| std::future::ready(())).await;
             let purged = store.purge(&content_id).await;
-            lock(&store.open).writers.remove(&content_id);
+            lock(&store.open).remove(&content_id);
             if let Err(error) = purged {
                 // The sweeper tries again.
                 let error = FileError::from(error);
@@ -392,52 +375,18 @@ impl ObjectStore {
         });
     }
 
-    /// Checks that the owner may store this many further bytes, and reserves them for a content.
-    async fn reserve(&self, content_id: &str, owner: u128, bytes: u64) -> Result<(), FileError> {
-        self.refresh().await?;
-        let stored = lock(&self.catalog).bytes_of(owner);
-        self.reserve_beside(content_id, owner, bytes, stored)
-    }
-
-    fn reserve_beside(
+    /// Reserves as many of these bytes as the caller may store, and returns their number.
+    async fn reserve(
         &self,
         content_id: &str,
-        owner: u128,
-        bytes: u64,
-        stored: u64,
-    ) -> Result<(), FileError> {
-        let mut open = lock(&self.open);
-        let reserved = open.reserved_by(owner);
-        let limit = self.rules.max_per_caller;
-        if stored.saturating_add(reserved).saturating_add(bytes) > limit {
-            let message = format!(
-                "the files of this caller would take more than {limit} bytes (`files.max_per_caller`); delete files, or wait \
-                 until they expire"
-            );
-            return Err(FileError::Full(message));
-        }
-        match open.writers.entry(content_id.to_owned()) {
-            Entry::Occupied(mut writer) => writer.get_mut().1 += bytes,
-            Entry::Vacant(writer) => {
-                writer.insert((owner, bytes));
-            }
-        }
-        Ok(())
-    }
-
-    fn remember_same(&self, owner: u128, file: &StoredFile) {
-        let mut same = lock(&self.same);
-        // A file that gets a description is not younger for that.
-        let known = same.iter().find(|known| known.file.url == file.url).map(|known| known.stored_at);
-        if same.len() >= MAX_REMEMBERED {
-            same.pop_front();
-        }
-        let stored_at = known.unwrap_or_else(Instant::now);
-        same.push_back(RememberedFile { owner, file: file.clone(), stored_at });
-    }
-
-    fn forget_same(&self, url: &ObjectUrl) {
-        lock(&self.same).retain(|known| known.file.url != *url);
+        caller: &Caller,
+        bytes: RangeInclusive<u64>,
+    ) -> Result<u64, FileError> {
+        self.refresh().await?;
+        let (catalog, mut open) = (lock(&self.catalog), lock(&self.open));
+        let granted = catalog.quota(&open, self.rules.max_per_caller).grant(caller, &bytes)?;
+        open.reserve(content_id, Owner::new(caller), granted);
+        Ok(granted)
     }
 }
 
@@ -481,17 +430,21 @@ impl FileStore for Files {
         })
     }
 
-    fn find_same(
-        &self,
-        caller: &Caller,
-        sha256: &str,
-        description: Option<&FileDescription>,
-    ) -> Option<StoredFile> {
-        self.0.find_same(caller, sha256, description)
+    fn find_same<'a>(
+        &'a self,
+        caller: &'a Caller,
+        sha256: &'a str,
+        description: Option<&'a FileDescription>,
+    ) -> BoxFuture<'a, Option<StoredFile>> {
+        Box::pin(self.0.find_same(caller, sha256, description))
+    }
+
+    fn description(&self, url: &ObjectUrl, caller: &Caller) -> Option<FileDescription> {
+        self.0.recent.description(Owner::new(caller), url)
     }
 
     fn forget(&self, url: &ObjectUrl) {
-        self.0.forget_same(url);
+        self.0.recent.remove(url);
     }
 
     fn delete_later(&self, url: &ObjectUrl, caller: &Caller) {
@@ -515,7 +468,7 @@ impl FileStore for Files {
             let written = self.0.jetstream.write_metadata(url, &metadata).await;
             written.map_err(|error| self.0.failed(error))?;
             let file = metadata.into_file(url.clone());
-            self.0.remember_same(owner_id(caller), &file);
+            self.0.recent.add(Owner::new(caller), &file);
             Ok(file)
         })
     }
@@ -537,28 +490,33 @@ impl ObjectStore {
         self.ready().await?;
         let name = Uuid::new_v4().simple().to_string();
         let content_id = metadata::content_id(&self.instance, &name);
-        let owner = owner_id(caller);
-        self.reserve(&content_id, owner, size.unwrap_or(0)).await?;
+        let size_or_none = size.unwrap_or(0);
+        self.reserve(&content_id, caller, size_or_none..=size_or_none).await?;
         // From here on the writer gives the reservation back, even if this future is dropped.
         let writer = ObjectWriter::new(Arc::clone(self), &name, content_id, caller, size)?;
         sweeper::announce(self).await;
         Ok(writer)
     }
 
-    pub(crate) fn find_same(
+    /// The file that the caller stored lately with the same content.
+    async fn find_same(
         &self,
         caller: &Caller,
         sha256: &str,
         description: Option<&FileDescription>,
     ) -> Option<StoredFile> {
-        let owner = owner_id(caller);
-        let is_same = |known: &&RememberedFile| {
-            known.owner == owner
-                && known.file.sha256 == sha256
-                && description.is_none_or(|description| known.file.description == *description)
-                // What the caller gets must not expire before it has read it.
-                && known.stored_at.elapsed() < self.rules.ttl / 2
-        };
-        lock(&self.same).iter().rev().find(is_same).map(|known| known.file.clone())
+        // What the caller gets must not expire before it has read it.
+        let max_age = self.rules.ttl / 2;
+        let known = self.recent.find(Owner::new(caller), sha256, description, max_age)?;
+        match self.find(&known.url, caller).await {
+            Ok(found) if found.sha256 == sha256 => Some(found),
+            // Deleted, for example through another replica.
+            Ok(_) | Err(FileError::NotFound) => {
+                self.recent.remove(&known.url);
+                None
+            }
+            // A new file cannot be stored either, and most likely this one is still there.
+            Err(_) => Some(known),
+        }
     }
 }

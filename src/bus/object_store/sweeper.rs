@@ -128,7 +128,7 @@ async fn sweep(store: &ObjectStore) -> Result<bool, FileError> {
     let mut is_written = false;
     for (id, instance) in incomplete {
         let is_own = instance == store.instance;
-        if is_own && lock(&store.open).writers.contains_key(&id) {
+        if is_own && store.is_writing(&id) {
             continue;
         }
         if !is_own && is_writing(store, &instance, &id).await {

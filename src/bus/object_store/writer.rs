@@ -8,9 +8,9 @@ use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
 use sha2::{Digest as _, Sha256};
 
-use super::catalog::owner_id;
 use super::jetstream::Acknowledgement;
 use super::metadata::{ObjectMetadata, chunk_subject};
+use super::quota::Owner;
 use super::{ObjectStore, lock};
 use crate::caller::Caller;
 use crate::files::{FileDescription, FileError, FileWriter, ObjectUrl, StoredFile};
@@ -21,7 +21,9 @@ const CHUNK: usize = 128 << 10;
 /// Room in a message for its headers.
 const HEADER_ROOM: usize = 512;
 const MAX_OUTSTANDING: usize = 8;
-/// A file of unknown size reserves this much of its owner's quota at a time.
+/// The buffer grows in these steps.
+const BUFFER_STEP: usize = 16 << 10;
+/// A file of unknown size reserves this much of its owner's quota at a time, or what is left of it.
 const RESERVATION: u64 = 4 << 20;
 
 /// Chunks that JetStream has not acknowledged. The writer is shared between threads, but only polled through `&mut`.
@@ -92,6 +94,18 @@ impl ObjectWriter {
         self.size
     }
 
+    /// The memory of the bytes that are not published yet.
+    pub(crate) fn buffer_size(&self) -> usize {
+        self.buffer.capacity()
+    }
+
+    /// The most that the buffer takes while `bytes` more are added, in pieces of at most `piece` bytes with a flush after
+    /// each.
+    pub(crate) fn max_buffer_size(&self, bytes: usize, piece: usize) -> usize {
+        let needed = (self.buffer.len() + bytes).min(self.chunk_size + piece);
+        needed.next_multiple_of(BUFFER_STEP).max(self.buffer_size())
+    }
+
     fn add(&mut self, bytes: &[u8]) -> Result<(), FileError> {
         self.size += bytes.len() as u64;
         if self.size > self.max_size {
@@ -104,6 +118,13 @@ impl ObjectWriter {
             });
         }
         self.hash.update(bytes);
+        let needed = self.buffer.len() + bytes.len();
+        if needed > self.buffer.capacity() {
+            // In small steps: the buffer of an upload that pauses would otherwise take up to twice its content.
+            let mut grown = BytesMut::with_capacity(needed.next_multiple_of(BUFFER_STEP));
+            grown.extend_from_slice(&self.buffer);
+            self.buffer = grown;
+        }
         self.buffer.extend_from_slice(bytes);
         Ok(())
     }
@@ -113,9 +134,9 @@ impl ObjectWriter {
         let published = self.chunks;
         while self.buffer.len() >= self.chunk_size || (all && !self.buffer.is_empty()) {
             if self.size > self.reserved && !self.has_known_size {
-                let owner = owner_id(&self.caller);
-                self.store.reserve(&self.content_id, owner, RESERVATION).await?;
-                self.reserved += RESERVATION;
+                let needed = self.size - self.reserved;
+                let bytes = needed..=needed.max(RESERVATION);
+                self.reserved += self.store.reserve(&self.content_id, &self.caller, bytes).await?;
             }
             while outstanding(&mut self.outstanding).len() >= MAX_OUTSTANDING {
                 self.acknowledged().await?;
@@ -156,7 +177,7 @@ impl ObjectWriter {
         written.map_err(|error| self.store.failed(error))?;
         self.is_finished = true;
         let file = metadata.into_file(self.url.clone());
-        self.store.remember_same(owner_id(&self.caller), &file);
+        self.store.recent.add(Owner::new(&self.caller), &file);
         Ok(file)
     }
 
@@ -211,7 +232,7 @@ impl FileWriter for ObjectWriter {
 impl Drop for ObjectWriter {
     fn drop(&mut self) {
         if self.is_finished {
-            lock(&self.store.open).writers.remove(&self.content_id);
+            lock(&self.store.open).remove(&self.content_id);
         } else {
             let unacknowledged = std::mem::take(outstanding(&mut self.outstanding));
             self.store.purge_later(std::mem::take(&mut self.content_id), unacknowledged);

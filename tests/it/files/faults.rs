@@ -229,7 +229,7 @@ async fn the_agent_protocol_has_large_files_by_reference() {
 }
 
 /// A server on which the bridge may do everything except publish to these subjects.
-async fn server_denying(subjects: &Value) -> NatsServer {
+pub(super) async fn server_denying(subjects: &Value) -> NatsServer {
     NatsServer::start_configured(&format!(
         "jetstream: {{store_dir: \"$STORE_DIR\"}}\nno_auth_user: test\nauthorization {{ users: [
             {{user: test, password: t}}
@@ -423,4 +423,27 @@ async fn a_bridge_that_sweeps_answers_the_sweepers_of_others() {
     assert_eq!(&answer.payload[..], b"unknown");
     assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
     assert_eq!(bridge.stored_chunks().await.len(), 4, "in doubt, chunks stay");
+}
+
+#[tokio::test]
+async fn a_reply_never_refers_to_a_file_that_was_deleted_at_another_replica() {
+    let large = random_bytes(900_000);
+    let peer = agent_returning(json!([file_part("large.png", &large)]));
+    let mesh = Mesh::start(vec![attached("peer", &peer.url())], 2).await;
+    let ask = || async {
+        let reply = mesh.call("peer.ask", json!({"prompt": "x"})).await.expect("COMPLETED");
+        reply["files"][0]["url"].as_str().unwrap_or_else(|| panic!("{reply:?}")).to_owned()
+    };
+    let mut urls = std::collections::BTreeSet::new();
+    for _ in 0..12 {
+        urls.insert(ask().await);
+    }
+    for url in &urls {
+        let deleted = Call::new(&mesh.client, format!("{}.files.delete", mesh.prefix), json!({ "url": url }));
+        assert_eq!(deleted.await["deleted"], *url);
+    }
+    for _ in 0..12 {
+        let url = ask().await;
+        assert!(!urls.contains(&url), "{url} was deleted");
+    }
 }
