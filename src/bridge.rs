@@ -215,7 +215,8 @@ impl Bridge {
         let store = OpenStore::open(&config.nats, &client, &events, &quotas, &host.tasks).await?;
         let state = Arc::new(State::new(&store.store, &quotas, &(Arc::clone(&peers) as Arc<dyn Peers>)));
         peers.set_queries(Arc::clone(&state) as Arc<dyn PeerQueries>);
-        let metrics = Arc::new(Metrics::new(client, Arc::clone(&state), Arc::clone(&memory)));
+        let metrics =
+            Arc::new(Metrics::new(client, Arc::clone(&state), Arc::clone(&files), Arc::clone(&memory)));
         endpoints.set_metrics(Arc::clone(&metrics));
         let draining = DrainingAgents::new(host.tasks.clone(), Arc::clone(&metrics), config.shutdown_grace);
         Ok(Self {

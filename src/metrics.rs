@@ -23,6 +23,7 @@ use self::process::ProcessFigures;
 use crate::agent::call_stats::{self, BUCKETS, SkillStats};
 use crate::agent::{Agent, AgentState};
 use crate::bus::connect;
+use crate::bus::object_store::{FileFigures, ObjectStore};
 use crate::memory::MemoryBudget;
 use crate::state::State as BridgeState;
 use crate::state::quota::{AgentQuota, KindUsage, QuotaKind};
@@ -42,6 +43,7 @@ enum RequiredAgents {
 pub(crate) struct Metrics {
     client: Client,
     state: Arc<BridgeState>,
+    files: Arc<ObjectStore>,
     memory: Arc<MemoryBudget>,
     agents: Mutex<Vec<Agent>>,
     /// Why `/readyz` fails, regardless of the state of the NATS connection.
@@ -49,9 +51,14 @@ pub(crate) struct Metrics {
 }
 
 impl Metrics {
-    pub(crate) fn new(client: Client, state: Arc<BridgeState>, memory: Arc<MemoryBudget>) -> Self {
+    pub(crate) fn new(
+        client: Client,
+        state: Arc<BridgeState>,
+        files: Arc<ObjectStore>,
+        memory: Arc<MemoryBudget>,
+    ) -> Self {
         let not_ready = Mutex::new(Some("starting"));
-        Self { client, state, memory, agents: Mutex::default(), not_ready }
+        Self { client, state, files, memory, agents: Mutex::default(), not_ready }
     }
 
     /// Every configured agent is published: `/readyz` succeeds from now on.
@@ -104,7 +111,7 @@ impl Metrics {
 
     /// All metrics in the OpenMetrics text format.
     async fn encode(&self) -> Result<String, fmt::Error> {
-        let pending_follow_ups = self.state.follow_ups.pending().await.ok().map(|count| count as u64);
+        let pending_follow_ups = self.state.follow_ups.pending(None).await.ok().map(|count| count as u64);
         let agents = self.agents.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let quota = |agent: &Agent| Some((Arc::clone(&agent.name), self.state.quotas.find(&agent.name)?));
         let snapshot = Snapshot {
@@ -116,6 +123,7 @@ impl Metrics {
             quotas: agents.iter().filter_map(quota).collect(),
             agents,
             store: Arc::clone(&self.state),
+            files: self.files.figures(),
         };
         encode(Box::new(snapshot))
     }
@@ -167,6 +175,7 @@ struct Snapshot {
     quotas: Vec<(Arc<str>, Arc<AgentQuota>)>,
     agents: Vec<Agent>,
     store: Arc<BridgeState>,
+    files: FileFigures,
 }
 
 impl Collector for Snapshot {
@@ -230,7 +239,11 @@ impl Collector for Snapshot {
                 ([("agent", agent), ("skill", skill), ("outcome", *outcome)], *count)
             })
         });
+        let replicas = self.store.peers.others() as u64 + 1;
+        let help = "Replicas that are known to be alive, including this one.";
+        encoder.encode_descriptor("a2a_bridge_replicas", help, None, Gauge)?.encode_gauge(&replicas)?;
         store::encode(&mut encoder, self.store.store())?;
+        store::encode_files(&mut encoder, self.files)?;
         let help = "Finished calls by status or error code.";
         family(&mut encoder, Counter, "a2a_bridge_calls", help, outcomes)?;
         for (name, help, histogram) in HISTOGRAMS {
@@ -257,11 +270,14 @@ const HISTOGRAMS: [SkillHistogram; 2] = [
 type AgentMetric = (MetricType, &'static str, &'static str, fn(&Agent) -> u64);
 
 /// The encoder adds `_total` to the names of counters.
-const PER_AGENT: [AgentMetric; 7] = [
+const PER_AGENT: [AgentMetric; 8] = [
     (Counter, "a2a_bridge_agent_restarts", "Process starts after the first one.", |agent| {
         agent.status.borrow().restarts.into()
     }),
     (Gauge, "a2a_bridge_calls_in_flight", "Calls in flight.", |agent| agent.calls.in_flight() as u64),
+    (Gauge, "a2a_bridge_tasks_followed", "Tasks that are followed although no call waits.", |agent| {
+        agent.calls.followed() as u64
+    }),
     (Gauge, "a2a_bridge_memory_bytes", "Memory that the calls of an agent use.", |agent| {
         agent.memory.used() as u64
     }),
@@ -345,6 +361,7 @@ mod tests {
             quotas: vec![("a".into(), quota)],
             agents: Vec::new(),
             store: Arc::default(),
+            files: FileFigures { is_available: true, stored: 5, stored_bytes: 6000, writing: 1 },
         };
         let text = encode(Box::new(snapshot)).unwrap();
         assert!(text.contains("\na2a_bridge_nats_connected 1\n"), "{text}");
@@ -354,6 +371,10 @@ mod tests {
         assert!(text.contains("\na2a_bridge_memory_limit_bytes 1024\n"), "{text}");
         let evictions = "\na2a_bridge_state_evictions_total{agent=\"a\",kind=\"session\"} 3\n";
         assert!(text.contains(evictions), "{text}");
+        assert!(text.contains("\na2a_bridge_replicas 1\n"), "{text}");
+        assert!(text.contains("\na2a_bridge_files_available 1\n"), "{text}");
+        assert!(text.contains("\na2a_bridge_files_stored 5\n"), "{text}");
+        assert!(text.contains("\na2a_bridge_files_stored_bytes 6000\n"), "{text}");
         let types: Vec<_> =
             text.lines().filter(|line| !line.starts_with("# HELP") && line.starts_with('#')).collect();
         insta::assert_snapshot!(types.join("\n"), @r"
@@ -376,6 +397,7 @@ mod tests {
         # TYPE a2a_bridge_agents gauge
         # TYPE a2a_bridge_agent_restarts counter
         # TYPE a2a_bridge_calls_in_flight gauge
+        # TYPE a2a_bridge_tasks_followed gauge
         # TYPE a2a_bridge_memory_bytes gauge
         # TYPE a2a_bridge_memory_refusals counter
         # TYPE a2a_bridge_agent_output_bytes counter
@@ -385,7 +407,12 @@ mod tests {
         # TYPE a2a_bridge_state_bytes gauge
         # TYPE a2a_bridge_state_evictions counter
         # TYPE a2a_bridge_state_refusals counter
+        # TYPE a2a_bridge_replicas gauge
         # TYPE a2a_bridge_state_shared gauge
+        # TYPE a2a_bridge_files_available gauge
+        # TYPE a2a_bridge_files_stored gauge
+        # TYPE a2a_bridge_files_stored_bytes gauge
+        # TYPE a2a_bridge_files_writing gauge
         # TYPE a2a_bridge_calls counter
         # TYPE a2a_bridge_call_duration_seconds histogram
         # TYPE a2a_bridge_time_to_first_token_seconds histogram

@@ -6,11 +6,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
+use super::adoption::ADOPTED_READS;
 use super::assemble::ArtifactRules;
 use super::files::{ResolvedParts, resolve_files};
 use super::location::{Located, TaskAccess};
@@ -91,6 +92,8 @@ pub(crate) struct Actions {
     pub(super) call_shutdown: CallShutdown,
     pub(super) secrets: Secrets,
     pub(super) memory: Arc<MemoryAccount>,
+    /// Admits reads of adopted tasks to the agent.
+    pub(super) adopted_reads: Semaphore,
 }
 
 /// The part of a skill that a call needs.
@@ -126,7 +129,20 @@ impl Actions {
         };
         let agent = Arc::clone(&memory.agent);
         let quota = state.quotas.agent(&agent);
-        Self { agent, config, artifacts, live, state, quota, updates, call_shutdown, secrets, memory }
+        let adopted_reads = Semaphore::new(ADOPTED_READS);
+        Self {
+            agent,
+            config,
+            artifacts,
+            live,
+            state,
+            quota,
+            updates,
+            call_shutdown,
+            secrets,
+            memory,
+            adopted_reads,
+        }
     }
 
     /// Reserves room for what a call may have to record.

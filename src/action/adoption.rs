@@ -1,7 +1,9 @@
 //! Follows the tasks of replicas that are gone.
 
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use tokio::sync::OwnedSemaphorePermit;
 use uuid::Uuid;
 
 use super::actions::Actions;
@@ -10,12 +12,23 @@ use super::request::{CallOptions, MessageContent, ReplyMemory, ReplyMode};
 use super::run::{CallRun, GET_TASK_TIMEOUT, Polled, Purpose, RunEnd, RunInput, known_task_error};
 use crate::a2a::model::TaskState;
 use crate::reply::error::{ActionError, Code};
-use crate::state::follow_ups::AdoptedQuestion;
+use crate::state::follow_ups::{AdoptedQuestion, UnsettledQuestion};
 use crate::state::peers::InstanceId;
 use crate::state::tasks::{TaskOutline, TaskRecord};
 
+/// Maximum number of adopted tasks that are read from the agent at the same time, before they are followed one by one.
+pub(super) const ADOPTED_READS: usize = 64;
 /// Initial and maximum pause before the agent is asked for an adopted task again.
 const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
+
+/// The task of a replica that is gone.
+#[derive(Debug)]
+pub(crate) struct AbandonedTask {
+    pub id: String,
+    pub outline: TaskOutline,
+    /// Its questions in the store that are not settled. The outline may not name the last one.
+    pub questions: Vec<UnsettledQuestion>,
+}
 
 /// Why a task is no longer tracked.
 struct Untracked {
@@ -24,9 +37,17 @@ struct Untracked {
 }
 
 impl Actions {
-    /// Adopts the task of a replica that is gone, and follows it to its end. Of several replicas, one does it.
-    pub(crate) async fn adopt_task(&self, task_id: &str, outline: &TaskOutline, from: InstanceId) {
-        let Some(record) = self.become_owner(task_id, from).await else { return };
+    /// Adopts the task of a replica that is gone, and follows it to its end. Of several replicas, one does it. The first
+    /// attempt at the store ends with `admission`. What `count` returns is held while the task is followed.
+    pub(crate) async fn adopt_task<G>(
+        &self,
+        task: AbandonedTask,
+        admission: OwnedSemaphorePermit,
+        count: impl FnOnce() -> G,
+    ) {
+        let AbandonedTask { id, outline, questions } = task;
+        let (task_id, from) = (&*id, outline.owner);
+        let Some(record) = self.become_owner(task_id, from, admission).await else { return };
         tracing::debug!(agent = %self.agent, task_id, %from, "adopted a task");
         let options =
             CallOptions { mode: ReplyMode::Submit, caller: record.caller.clone(), ..CallOptions::default() };
@@ -43,7 +64,8 @@ impl Actions {
         if record.state == TaskState::InputRequired && !record.is_local && is_open {
             return;
         }
-        if let Err(untracked) = self.follow_adopted(task_id, record, &options).await {
+        let _counted = count();
+        if let Err(untracked) = self.follow_adopted(task_id, record, questions.into(), &options).await {
             let Untracked { error, end } = *untracked;
             let error = self.record_untracked(error, &options, end).await;
             tracing::debug!(agent = %self.agent, task_id, code = error.info.code.name(), "an adopted task is no longer tracked");
@@ -52,11 +74,19 @@ impl Actions {
 
     /// Makes this replica the owner of a task, and publishes its last change again, because the replica that is gone may
     /// not have published it. Tries until the store has decided, or the bridge stops.
-    async fn become_owner(&self, task_id: &str, from: InstanceId) -> Option<TaskRecord> {
+    async fn become_owner(
+        &self,
+        task_id: &str,
+        from: InstanceId,
+        admission: OwnedSemaphorePermit,
+    ) -> Option<TaskRecord> {
         let (nonce, (mut pause, max_pause)) = (Uuid::new_v4(), RETRY);
+        let mut admission = Some(admission);
         loop {
             let turn = self.state.tasks.turn(&self.agent, task_id).await;
-            match self.state.tasks.adopt(&self.agent, task_id, from, nonce).await {
+            let adopted = self.state.tasks.adopt(&self.agent, task_id, from, nonce).await;
+            drop(admission.take());
+            match adopted {
                 Ok(Some(record)) => {
                     if record.is_submitted {
                         let (caller, memory) = (record.caller.clone(), ReplyMemory::default());
@@ -97,6 +127,7 @@ impl Actions {
         &self,
         task_id: &str,
         record: TaskRecord,
+        questions: Arc<[UnsettledQuestion]>,
         options: &CallOptions,
     ) -> Result<(), Box<Untracked>> {
         let untracked = |error: ActionError| Err(Box::new(Untracked { error, end: RunEnd::default() }));
@@ -119,7 +150,7 @@ impl Actions {
             if let Ok(live_agent) = self.live_agent() {
                 let mut progress = NoProgress;
                 let input = RunInput {
-                    purpose: Purpose::Adopted,
+                    purpose: Purpose::Adopted { questions: Arc::clone(&questions) },
                     mode: ReplyMode::Submit,
                     skill: skill.clone(),
                     caller: &options.caller,
@@ -132,7 +163,10 @@ impl Actions {
                     reply_memory: &options.reply_memory,
                 };
                 let mut run = CallRun::new(self, live_agent, input, &mut progress);
-                match run.waiter.get_task(task_id, GET_TASK_TIMEOUT).await {
+                let reading = self.adopted_reads.acquire().await;
+                let polled = run.waiter.get_task(task_id, GET_TASK_TIMEOUT).await;
+                drop(reading);
+                match polled {
                     Ok(Polled::Task(task)) => {
                         let followed = Box::pin(run.follow_adopted(task)).await.map(drop);
                         let end = run.recorder.end();

@@ -20,6 +20,7 @@ pub(crate) const OTHER_SKILLS: &str = "other";
 #[derive(Debug, Default)]
 pub struct CallStats {
     in_flight: AtomicUsize,
+    followed: AtomicUsize,
     skills: Mutex<BTreeMap<Arc<str>, SkillStats>>,
     last_error: Mutex<Option<CallError>>,
 }
@@ -84,7 +85,27 @@ impl Drop for InFlightCall {
     }
 }
 
+/// Counts one task as followed until it is dropped.
+#[derive(Debug)]
+pub(crate) struct FollowedTask(Arc<CallStats>);
+
+impl Drop for FollowedTask {
+    fn drop(&mut self) {
+        self.0.followed.fetch_sub(1, Relaxed);
+    }
+}
+
 impl CallStats {
+    /// Counts a task that the bridge follows although no call waits for it, until the guard is dropped.
+    pub(crate) fn follow(self: &Arc<Self>) -> FollowedTask {
+        self.followed.fetch_add(1, Relaxed);
+        FollowedTask(Arc::clone(self))
+    }
+
+    pub fn followed(&self) -> usize {
+        self.followed.load(Relaxed)
+    }
+
     /// Counts a call as in flight until the guard is dropped. A busy agent is not considered hung.
     pub(crate) fn begin(self: &Arc<Self>) -> InFlightCall {
         self.in_flight.fetch_add(1, Relaxed);

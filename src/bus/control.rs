@@ -77,6 +77,12 @@ pub struct AgentReport {
     pub last_exit: Option<LastExit>,
     pub card: Option<CardSummary>,
     pub in_flight: usize,
+    /// Questions that wait for an answer.
+    pub open_questions: Option<usize>,
+    /// Tasks that the bridge follows although no call waits for them.
+    pub followed_tasks: Option<usize>,
+    /// Whether replicas share the state of the agent.
+    pub shared_state: Option<bool>,
     pub last_call_error: Option<LastCallError>,
     /// The last lines of output.
     pub output: Vec<Line>,
@@ -283,7 +289,8 @@ impl Controller {
     }
 
     async fn send_report(&self, reply: Subject) {
-        self.send(reply, &report(&self.agent, &self.instance)).await;
+        let report = report(&self.agent, &self.instance, &self.state).await;
+        self.send(reply, &report).await;
     }
 
     async fn send_logs(&self, request: &ControlRequest, reply: Subject) {
@@ -364,7 +371,8 @@ impl Controller {
     }
 }
 
-fn report(agent: &Agent, instance: &str) -> AgentReport {
+async fn report(agent: &Agent, instance: &str, state: &State) -> AgentReport {
+    let open_questions = state.follow_ups.pending(Some(&agent.name)).await.ok();
     let status = agent.status.borrow().clone();
     let config = &agent.config;
     AgentReport {
@@ -393,6 +401,9 @@ fn report(agent: &Agent, instance: &str) -> AgentReport {
             binding: known.interface.dialect.binding().to_owned(),
         }),
         in_flight: agent.calls.in_flight(),
+        open_questions,
+        followed_tasks: Some(agent.calls.followed()),
+        shared_state: Some(state.is_shared()),
         last_call_error: agent.calls.last_error().map(|error| LastCallError {
             code: error.code,
             message: error.message,

@@ -225,6 +225,13 @@ fn full_report(report: &AgentReport) -> String {
         row("Card", Some("not fetched yet".to_owned()));
     }
     row("In flight", Some(report.in_flight.to_string()));
+    row("Open questions", report.open_questions.map(|count| count.to_string()));
+    row("Followed tasks", report.followed_tasks.map(|count| count.to_string()));
+    let shared = report.shared_state.map(|is_shared| match is_shared {
+        true => "in JetStream, with all replicas",
+        false => "no, in the memory of this bridge",
+    });
+    row("Shared state", shared.map(str::to_owned));
     let error = report.last_call_error.as_ref();
     let error = error.map(|error| format!("{}: {}, {} ago", error.code, error.message, time_since(error.at)));
     row("Last call error", error);

@@ -10,6 +10,7 @@ use super::output::{Colour, OutputArgs, eprintln_dim, format_size, print_json, p
 use super::{CliError, CliResult, FAILED, UNAVAILABLE};
 use crate::bus::jetstream::summary::{BucketSummary, Owner, RecordCounts, buckets, owners};
 use crate::bus::jetstream::{Api, ApiError};
+use crate::bus::object_store::ObjectStore;
 
 const DETAILS: &str = "\
 The records may hold replies of agents, so this command needs the permissions of the bridge's own NATS user \
@@ -65,7 +66,7 @@ pub(super) async fn run(args: StateArgs) -> CliResult {
     let mesh = args.nats.connect().await?;
     let api = Api::new(mesh.client.clone(), Arc::clone(&mesh.events));
     let prefix = mesh.subjects.prefix();
-    let buckets = buckets(&api, prefix).await.map_err(failed)?;
+    let buckets = buckets(&api, prefix, &ObjectStore::bucket_name(prefix)).await.map_err(failed)?;
     let owners = match args.buckets {
         true => None,
         false => {

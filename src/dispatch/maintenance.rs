@@ -4,19 +4,22 @@
 //! - When a replica is gone, one of the others adopts each of its open tasks and follows it.
 //! - A change of a task that the store did not confirm is written and published when the store responds.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use futures_util::{StreamExt as _, TryStreamExt as _};
-use tokio::sync::broadcast;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, broadcast};
 use tokio::time::{Instant, MissedTickBehavior};
+use uuid::Uuid;
 
 use super::Dispatcher;
+use crate::action::adoption::AbandonedTask;
 use crate::action::request::CallOptions;
 use crate::files::{CallFiles, FileMode};
+use crate::reply::error::ActionError;
 use crate::state::StoreUnavailable;
-use crate::state::follow_ups::SentAnswer;
+use crate::state::follow_ups::UnsettledQuestion;
 use crate::state::peers::{Death, InstanceId, Liveness, RETURN_GRACE};
 use crate::state::tasks::TaskOutline;
 
@@ -30,6 +33,9 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 const SEARCH_PAUSE: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(600));
 /// Replicas wait for a random part of this before they search a store that is available again.
 const SEARCH_JITTER: Duration = Duration::from_secs(3);
+/// Pause before the tasks of a replica that is gone are read again, because the store did not return all of them. It doubles
+/// up to the maximum.
+const RETRY_PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(5));
 /// How often changes are written that the store has not confirmed.
 const LATE_WRITE_INTERVAL: Duration = Duration::from_millis(500);
 /// Only a process of its replica knows the task of a launched agent, and that replica may only have lost its
@@ -37,10 +43,12 @@ const LATE_WRITE_INTERVAL: Duration = Duration::from_millis(500);
 const LOCAL_TASK_GRACE: Duration = RETURN_GRACE;
 /// Replicas wait for a random part of this before they adopt tasks, so that they do not all try the same ones.
 const JITTER: Duration = Duration::from_millis(300);
-/// Pause between two adoptions: at most 200 a second.
-const ADOPTION_PAUSE: Duration = Duration::from_millis(5);
-/// Maximum number of tasks that a replica adopts from another one at a time; the next search finds the rest.
+/// Maximum number of tasks whose adoption waits for the store at the same time.
+const ADOPTIONS_AT_A_TIME: usize = 32;
+/// Maximum number of tasks that a replica adopts from another one at a time; the next attempt finds the rest.
 const MAX_ADOPTED: usize = 10_000;
+/// Maximum number of questions of these tasks that are read.
+const MAX_QUESTIONS: usize = 2 * MAX_ADOPTED;
 /// Maximum number of tasks that are canceled at the same time because their question expired.
 const CANCELS_AT_A_TIME: usize = 16;
 
@@ -76,43 +84,118 @@ async fn adopt_from_gone(dispatcher: &Weak<Dispatcher>, mut deaths: broadcast::R
     let mut checks = tokio::time::interval(CHECK_INTERVAL);
     checks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut searches = Searches::new(Instant::now());
-    // Replicas that launched an agent and are gone, and when their tasks count as lost.
-    let mut local_graces: Vec<(InstanceId, Instant)> = Vec::new();
+    let mut gone = GoneReplicas::default();
     loop {
-        let death = tokio::select! {
-            _ = checks.tick() => None,
+        tokio::select! {
+            _ = checks.tick() => {}
             death = deaths.recv() => match death {
-                Ok(death) => Some(death.instance),
-                Err(broadcast::error::RecvError::Lagged(_)) => {
+                Ok(death) => {
+                    gone.add(death.instance, Instant::now());
                     searches.hasten(Instant::now());
-                    None
                 }
+                Err(broadcast::error::RecvError::Lagged(_)) => searches.retry(Instant::now()),
                 Err(broadcast::error::RecvError::Closed) => return,
             },
         };
         let Some(dispatcher) = dispatcher.upgrade() else { return };
-        let mut dead: HashSet<InstanceId> = death.into_iter().collect();
-        if !dead.is_empty() {
-            searches.hasten(Instant::now());
-        }
         let state = &dispatcher.actions.state;
         if searches.is_due(state.is_shared() && state.store().is_available(), Instant::now()) {
             match dispatcher.dead_owners().await {
-                Ok(owners) => dead.extend(owners),
-                Err(StoreUnavailable) => searches.hasten(Instant::now()),
+                Ok(owners) => {
+                    searches.retry_pause = RETRY_PAUSE.0;
+                    owners.into_iter().for_each(|owner| gone.add(owner, Instant::now()));
+                }
+                Err(StoreUnavailable) => searches.retry(Instant::now()),
             }
         }
-        for from in dead {
-            if dispatcher.adopt(from, false).await && !local_graces.iter().any(|(known, _)| *known == from) {
-                local_graces.push((from, Instant::now() + LOCAL_TASK_GRACE));
+        for (from, local) in gone.due(Instant::now()) {
+            let is_wanted = match state.peers.liveness(from).await {
+                Liveness::Dead => true,
+                // It may still come back. What every replica knows does not wait for that.
+                Liveness::Unreachable => !local,
+                Liveness::Alive => false,
+            };
+            match is_wanted {
+                true => gone.tried(from, local, dispatcher.adopt(from, local).await, Instant::now()),
+                false => gone.forget(from, local),
             }
         }
-        let now = Instant::now();
-        for (from, _) in local_graces.extract_if(.., |(_, until)| *until <= now) {
-            if dispatcher.actions.state.peers.liveness(from).await == Liveness::Dead {
-                dispatcher.adopt(from, true).await;
+    }
+}
+
+/// What a replica has found of the tasks of another one that is gone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Adoption {
+    /// Whether there are tasks that only a process of that replica knew.
+    has_local: bool,
+    /// Whether the store has returned all tasks.
+    is_complete: bool,
+}
+
+/// Questions that are not settled.
+#[derive(Debug, Default)]
+struct Questions {
+    by_task: HashMap<String, Vec<UnsettledQuestion>>,
+    /// The follow-up ids and tasks to which a replica that is gone was sending an answer.
+    answered: Vec<(Uuid, String)>,
+}
+
+/// The replicas that are gone, and when to adopt their tasks.
+#[derive(Debug, Default)]
+struct GoneReplicas {
+    /// Whose tasks other replicas' agents know.
+    shared: HashMap<InstanceId, Attempt>,
+    /// That launched an agent, and whose tasks count as lost at the time of the attempt.
+    local: HashMap<InstanceId, Attempt>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Attempt {
+    /// When the replica was noticed to be gone.
+    since: Instant,
+    at: Instant,
+    /// Before the attempt after this one.
+    pause: Duration,
+}
+
+impl GoneReplicas {
+    fn add(&mut self, instance: InstanceId, now: Instant) {
+        self.shared.entry(instance).or_insert(Attempt { since: now, at: now, pause: RETRY_PAUSE.0 });
+    }
+
+    /// Those whose tasks are to be adopted now, and whether these are the local ones.
+    fn due(&self, now: Instant) -> Vec<(InstanceId, bool)> {
+        let due = |attempts: &HashMap<InstanceId, Attempt>, local| {
+            let due = attempts.iter().filter(|(_, attempt)| attempt.at <= now);
+            due.map(|(instance, _)| (*instance, local)).collect::<Vec<_>>()
+        };
+        [due(&self.shared, false), due(&self.local, true)].concat()
+    }
+
+    fn tried(&mut self, instance: InstanceId, local: bool, adoption: Adoption, now: Instant) {
+        let attempts = if local { &mut self.local } else { &mut self.shared };
+        let Some(attempt) = attempts.get_mut(&instance) else { return };
+        let since = attempt.since;
+        match adoption.is_complete {
+            true => drop(attempts.remove(&instance)),
+            false => {
+                attempt.at = now + attempt.pause;
+                attempt.pause = (2 * attempt.pause).min(RETRY_PAUSE.1);
             }
         }
+        if adoption.has_local && !local {
+            // However late they were found.
+            let at = since + LOCAL_TASK_GRACE;
+            self.local.entry(instance).or_insert(Attempt { since, at, pause: RETRY_PAUSE.0 });
+        }
+    }
+
+    fn forget(&mut self, instance: InstanceId, local: bool) {
+        if local {
+            self.local.remove(&instance)
+        } else {
+            self.shared.remove(&instance)
+        };
     }
 }
 
@@ -122,18 +205,27 @@ struct Searches {
     next: Instant,
     /// Before the search after the next one.
     pause: Duration,
+    /// Before a search that has failed is repeated.
+    retry_pause: Duration,
     is_store_available: bool,
 }
 
 impl Searches {
     fn new(now: Instant) -> Self {
-        Self { next: now, pause: SEARCH_PAUSE.0, is_store_available: false }
+        Self { next: now, pause: SEARCH_PAUSE.0, retry_pause: RETRY_PAUSE.0, is_store_available: false }
     }
 
     /// Searches soon, and more often for a while.
     fn hasten(&mut self, now: Instant) {
         self.pause = SEARCH_PAUSE.0;
         self.next = self.next.min(now + self.pause);
+    }
+
+    /// Searches again, because a search has failed or deaths were missed.
+    fn retry(&mut self, now: Instant) {
+        self.hasten(now);
+        self.next = self.next.min(now + self.retry_pause);
+        self.retry_pause = (2 * self.retry_pause).min(SEARCH_PAUSE.0);
     }
 
     /// Whether to search now.
@@ -173,8 +265,10 @@ impl Dispatcher {
                 Ok(owners)
             });
         let mut owners = owners.await?;
-        let senders = state.follow_ups.sending(&self.agent.name).map_ok(|sent| sent.by);
-        owners.extend(senders.try_collect::<HashSet<_>>().await?);
+        let mut questions = std::pin::pin!(state.follow_ups.unsettled(&self.agent.name));
+        while let Some(question) = questions.try_next().await? {
+            owners.extend(question.sender);
+        }
         let mut dead = Vec::new();
         for owner in owners {
             if state.peers.liveness(owner).await == Liveness::Dead {
@@ -185,66 +279,130 @@ impl Dispatcher {
     }
 
     /// Adopts the open tasks of a replica that is gone: those that other replicas' agents know, or, with `local`, those
-    /// that only a process of that replica knew. Returns whether there are tasks of the latter kind.
-    async fn adopt(self: &Arc<Self>, from: InstanceId, local: bool) -> bool {
+    /// that only a process of that replica knew. If the store does not return all of them, those that it has returned are
+    /// adopted.
+    async fn adopt(self: &Arc<Self>, from: InstanceId, local: bool) -> Adoption {
         let state = &self.actions.state;
+        let mut adoption = Adoption { has_local: false, is_complete: true };
         if !state.is_shared() {
-            return false;
+            return adoption;
         }
         tokio::time::sleep(JITTER.mul_f64(fastrand::f64())).await;
-        let found = state
-            .tasks
-            .foreign(&self.agent.name)
-            .try_filter(|(_, task)| std::future::ready(task.owner == from));
-        let found: Result<Vec<_>, _> = found.take(MAX_ADOPTED).try_collect().await;
-        let Ok(mut found) = found else { return false };
+        let mut found = self.left_by(from, local, &mut adoption).await;
+        let mut questions = match local && found.is_empty() {
+            true => Questions::default(),
+            false => self.questions_of(from, &found, &mut adoption).await,
+        };
         if !local {
-            found.extend(self.answered_by(from).await);
+            let answered = std::mem::take(&mut questions.answered);
+            found.extend(self.answered_by(from, answered, &mut adoption).await);
         }
-        let has_local = found.iter().any(|(_, task)| task.is_local);
-        found.retain(|(_, task)| task.is_local == local);
         fastrand::shuffle(&mut found);
         if !found.is_empty() {
             let (agent, tasks) = (&self.agent.name, found.len());
             tracing::info!(%agent, tasks, replica = %from, "adopting the tasks of a replica that is gone");
         }
-        for (task_id, outline) in found {
-            let owner = outline.owner;
-            self.follow_adopted(task_id, outline, owner);
-            tokio::time::sleep(ADOPTION_PAUSE).await;
+        let admissions = Arc::new(Semaphore::new(ADOPTIONS_AT_A_TIME));
+        for (id, outline) in found {
+            let Ok(admission) = Arc::clone(&admissions).acquire_owned().await else { break };
+            let questions = questions.by_task.remove(&id).unwrap_or_default();
+            self.follow_adopted(AbandonedTask { id, outline, questions }, admission);
         }
-        has_local
+        adoption
     }
 
-    /// Waiting tasks to which a replica was sending an answer when it died. Their owner does not follow them, because it
-    /// waits for an answer. If a task has gone on, the answer was used.
-    async fn answered_by(&self, from: InstanceId) -> Vec<(String, TaskOutline)> {
-        let state = &self.actions.state;
-        let sending = state.follow_ups.sending(&self.agent.name);
-        let sending = sending.try_filter(|sent| std::future::ready(sent.by == from));
-        let Ok(sending) = sending.take(MAX_ADOPTED).try_collect::<Vec<_>>().await else { return Vec::new() };
+    /// The tasks of a replica that is gone, up to the number that is adopted at a time.
+    async fn left_by(
+        &self,
+        from: InstanceId,
+        local: bool,
+        adoption: &mut Adoption,
+    ) -> Vec<(String, TaskOutline)> {
         let mut found = Vec::new();
-        for SentAnswer { id, task_id, .. } in sending {
-            let Ok(task) = state.tasks.find_current(&self.agent.name, &task_id).await else { continue };
+        let mut tasks = std::pin::pin!(self.actions.state.tasks.foreign(&self.agent.name));
+        while let Some(task) = tasks.next().await {
             match task {
-                Some(task) if task.follow_up.as_ref().is_some_and(|named| named.id == id) => {
-                    if task.owner != from {
-                        found.push((task_id, task));
-                    }
+                Ok((_, task)) if task.owner != from => {}
+                Ok((_, task)) if task.is_local != local => adoption.has_local |= task.is_local,
+                Ok(task) if found.len() < MAX_ADOPTED => found.push(task),
+                Ok(_) | Err(StoreUnavailable) => {
+                    adoption.is_complete = false;
+                    break;
                 }
-                // After an error, the next search finds it again.
-                _ => drop(state.follow_ups.adopt(&self.agent.name, &id, from).await),
             }
         }
         found
     }
 
-    fn follow_adopted(self: &Arc<Self>, task_id: String, outline: TaskOutline, from: InstanceId) {
+    /// The questions of a replica that is gone, and of the tasks that it left. One scan is enough for all tasks.
+    async fn questions_of(
+        &self,
+        from: InstanceId,
+        tasks: &[(String, TaskOutline)],
+        adoption: &mut Adoption,
+    ) -> Questions {
+        let tasks: HashSet<&str> = tasks.iter().map(|(id, _)| id.as_str()).collect();
+        let (mut found, mut count) = (Questions::default(), 0);
+        let mut questions = std::pin::pin!(self.actions.state.follow_ups.unsettled(&self.agent.name));
+        while let Some(question) = questions.next().await {
+            let question = match question {
+                Ok(question) if count < MAX_QUESTIONS => question,
+                Ok(_) | Err(StoreUnavailable) => {
+                    adoption.is_complete = false;
+                    break;
+                }
+            };
+            let is_answered = question.sender == Some(from);
+            if !is_answered && question.owner != from && !tasks.contains(&*question.task_id) {
+                continue;
+            }
+            count += 1;
+            if is_answered {
+                found.answered.push((question.id, question.task_id.clone()));
+            }
+            found.by_task.entry(question.task_id.clone()).or_default().push(question);
+        }
+        found
+    }
+
+    /// Waiting tasks to which a replica was sending an answer when it died, by the follow-up ids of these answers. Their
+    /// owner does not follow them, because it waits for an answer. If a task has gone on, the answer was used.
+    async fn answered_by(
+        &self,
+        from: InstanceId,
+        answered: Vec<(Uuid, String)>,
+        adoption: &mut Adoption,
+    ) -> Vec<(String, TaskOutline)> {
+        let (state, agent) = (&self.actions.state, &self.agent.name);
+        let check = |(id, task_id): (Uuid, String)| async move {
+            match state.tasks.find_current(agent, &task_id).await? {
+                Some(task) if task.follow_up.as_ref().is_some_and(|named| named.id == id) => {
+                    Ok((task.owner != from || task.is_local).then_some((task_id, task)))
+                }
+                _ => state.follow_ups.adopt(agent, &id, from).await.map(|_| None),
+            }
+        };
+        let mut found = Vec::new();
+        let mut checked =
+            futures_util::stream::iter(answered).map(check).buffer_unordered(ADOPTIONS_AT_A_TIME);
+        while let Some(checked) = checked.next().await {
+            match checked {
+                Ok(Some((_, task))) if task.is_local => adoption.has_local = true,
+                Ok(task) => found.extend(task),
+                Err::<_, ActionError>(_) => adoption.is_complete = false,
+            }
+        }
+        found
+    }
+
+    fn follow_adopted(self: &Arc<Self>, task: AbandonedTask, admission: OwnedSemaphorePermit) {
         let dispatcher = Arc::clone(self);
         self.calls.spawn(async move {
             let follow = async {
-                let files = dispatcher.call_files(&outline.caller, FileMode::default());
-                CallFiles::scope_of(files, dispatcher.actions.adopt_task(&task_id, &outline, from)).await;
+                let files = dispatcher.call_files(&task.outline.caller, FileMode::default());
+                let adoption =
+                    dispatcher.actions.adopt_task(task, admission, || dispatcher.agent.calls.follow());
+                CallFiles::scope_of(files, adoption).await;
                 Ok(())
             };
             // An error is a panic, which is logged.

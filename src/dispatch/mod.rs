@@ -48,7 +48,7 @@ use crate::action::follow_up;
 use crate::action::progress::{ForwardError, Listener, NoProgress, Progress, ProgressEvent};
 use crate::action::request::{CallOptions, FollowUpAnswer, Invocation, task_id};
 use crate::agent::Agent;
-use crate::agent::call_stats::EndedCall;
+use crate::agent::call_stats::{EndedCall, FollowedTask};
 use crate::caller::Caller;
 use crate::files::{CallFiles, FileAccess, FileMode};
 use crate::offload;
@@ -437,6 +437,7 @@ struct PendingReply {
 struct AcceptedTask {
     task_id: String,
     _permit: Option<FairPermit>,
+    _followed: FollowedTask,
 }
 
 impl<P: Progress> TrackedCall<'_, P> {
@@ -482,7 +483,8 @@ impl<P: Progress> Progress for TrackedCall<'_, P> {
         drop(self.log_entry.take());
         // The reply is sent, and the call no longer counts as in flight.
         let submitted = permit.and_then(|permit| permit.submitted);
-        self.accepted = Some(AcceptedTask { task_id, _permit: submitted });
+        let followed = self.dispatcher.agent.calls.follow();
+        self.accepted = Some(AcceptedTask { task_id, _permit: submitted, _followed: followed });
     }
 
     fn runs_here(&mut self) {

@@ -17,7 +17,7 @@ use crate::memory::{MemoryAccount, MemoryBudget};
 use crate::process::child::ProcessHost;
 use crate::state::peers::Death;
 use crate::state::quota::{CallKind, QuotaKind};
-use crate::state::tasks::{Observer, Takeover};
+use crate::state::tasks::{Observer, Takeover, TaskRecord};
 use crate::state::tests::{FaultyStore, alone, question, quotas, submitted};
 use crate::state::{RecordKind, State, StateStore};
 
@@ -270,4 +270,86 @@ async fn a_question_that_takes_long_to_expire_does_not_delay_an_adoption() {
     };
     tokio::time::timeout(Duration::from_secs(20), adopted).await.expect("the task is adopted");
     work.abort();
+}
+
+/// A replica with tasks in a shared store, which is gone. Returns its id.
+async fn gone_replica(store: &Arc<FaultyStore>, tasks: usize, is_local: bool) -> uuid::Uuid {
+    let gone = shared(store);
+    let agent: Arc<str> = "a".into();
+    for number in 0..tasks {
+        let began = Observer {
+            began: std::time::SystemTime::now(),
+            is_lookup: false,
+            takeover: Takeover::New,
+            run: 0,
+        };
+        let task = TaskRecord { is_local, ..submitted(crate::a2a::model::TaskState::Working) };
+        gone.tasks.record(&agent, &format!("t{number}"), task, began).await.unwrap();
+    }
+    gone.peers.instance()
+}
+
+/// How many of the tasks `t0` to `t<tasks - 1>` this replica owns.
+async fn owned(state: &State, tasks: usize) -> usize {
+    let (agent, mut owned): (Arc<str>, usize) = ("a".into(), 0);
+    for number in 0..tasks {
+        let task = state.tasks.find_current(&agent, &format!("t{number}")).await.unwrap();
+        owned += usize::from(task.is_some_and(|task| task.owner == state.peers.instance()));
+    }
+    owned
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_search_for_tasks_that_breaks_is_repeated_soon() {
+    let store = FaultyStore::shared();
+    let (state, gone) = (shared(&store), gone_replica(&store, 8, false).await);
+    let dispatcher = Arc::new(dispatcher_in(Arc::clone(&state), ""));
+    let (deaths, receiver) = tokio::sync::broadcast::channel(16);
+    // The search at the start breaks, too.
+    store.broken_scans.store(4, Relaxed);
+    deaths.send(Death { instance: gone, is_orderly: false }).unwrap();
+    let work = TaskTracker::new().spawn(maintenance::run(Arc::downgrade(&dispatcher), receiver));
+    tokio::time::sleep(Duration::from_secs(8)).await;
+    assert_eq!((owned(&state, 8).await, store.broken_scans.load(Relaxed)), (8, 0));
+    work.abort();
+}
+
+#[tokio::test(start_paused = true)]
+async fn local_tasks_are_lost_a_minute_after_the_death_however_late_they_are_found() {
+    let store = FaultyStore::shared();
+    let (state, gone) = (shared(&store), gone_replica(&store, 8, true).await);
+    let dispatcher = Arc::new(dispatcher_in(Arc::clone(&state), ""));
+    let (deaths, receiver) = tokio::sync::broadcast::channel(16);
+    store.broken_scans.store(usize::MAX, Relaxed);
+    deaths.send(Death { instance: gone, is_orderly: false }).unwrap();
+    let work = TaskTracker::new().spawn(maintenance::run(Arc::downgrade(&dispatcher), receiver));
+    tokio::time::sleep(Duration::from_secs(50)).await;
+    assert_eq!(owned(&state, 8).await, 0);
+    store.broken_scans.store(0, Relaxed);
+    tokio::time::sleep(Duration::from_secs(15)).await;
+    assert_eq!(owned(&state, 8).await, 8);
+    work.abort();
+}
+
+#[tokio::test(start_paused = true)]
+async fn thousands_of_tasks_are_adopted_within_seconds_and_the_store_gets_few_writes_at_a_time() {
+    const TASKS: usize = 3000;
+    let store = FaultyStore::shared();
+    let gone = gone_replica(&store, TASKS, false).await;
+    *store.latency.lock().unwrap() = Duration::from_millis(10);
+    let replicas = [shared(&store), shared(&store)];
+    let work = replicas.each_ref().map(|state| {
+        let dispatcher = Arc::new(dispatcher_in(Arc::clone(state), ""));
+        let (deaths, receiver) = tokio::sync::broadcast::channel(16);
+        deaths.send(Death { instance: gone, is_orderly: false }).unwrap();
+        let work = TaskTracker::new().spawn(maintenance::run(Arc::downgrade(&dispatcher), receiver));
+        (dispatcher, deaths, work)
+    });
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    let [one, other] = [owned(&replicas[0], TASKS).await, owned(&replicas[1], TASKS).await];
+    assert_eq!(one + other, TASKS, "{one} and {other}");
+    assert!(one.min(other) > TASKS / 4, "{one} and {other}");
+    let busiest = store.most_under_way.load(Relaxed);
+    assert!((4..=64).contains(&busiest), "{busiest} writes of two replicas at the same time");
+    work.into_iter().for_each(|(.., work)| work.abort());
 }

@@ -1,4 +1,4 @@
-//! Metrics of the state that replicas share.
+//! Metrics of the state that replicas share, and of the files.
 
 use std::fmt;
 use std::sync::atomic::Ordering::Relaxed;
@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType::{Counter, Gauge, Histogram};
 
+use crate::bus::object_store::FileFigures;
 use crate::state::StateStore;
 use crate::state::stats::{LATENCY_BUCKETS, Operation, StoreStats};
 
@@ -38,6 +39,24 @@ pub(super) fn encode(encoder: &mut DescriptorEncoder<'_>, store: &dyn StateStore
         counter.encode_counter::<NoLabelSet, _, u64>(&value.load(Relaxed), None)?;
     }
     encode_latency(encoder, stats)
+}
+
+/// The metrics of the file store.
+pub(super) fn encode_files(encoder: &mut DescriptorEncoder<'_>, files: FileFigures) -> fmt::Result {
+    let FileFigures { is_available, stored, stored_bytes, writing } = files;
+    for (name, help, value) in [
+        ("a2a_bridge_files_available", "Whether files can be stored in JetStream.", u64::from(is_available)),
+        (
+            "a2a_bridge_files_stored",
+            "Files in the bucket, when this bridge has last stored or listed files.",
+            stored as u64,
+        ),
+        ("a2a_bridge_files_stored_bytes", "Bytes in the bucket at that time.", stored_bytes),
+        ("a2a_bridge_files_writing", "Files that this bridge is writing.", writing as u64),
+    ] {
+        encoder.encode_descriptor(name, help, None, Gauge)?.encode_gauge(&value)?;
+    }
+    Ok(())
 }
 
 fn encode_latency(encoder: &mut DescriptorEncoder<'_>, stats: &StoreStats) -> fmt::Result {

@@ -209,13 +209,17 @@ pub(crate) enum AdoptedQuestion {
     Settled,
 }
 
-/// An answer that a replica was sending.
-#[derive(Debug)]
-pub(crate) struct SentAnswer {
-    pub by: InstanceId,
+/// A question that waits for an answer, or to which a replica was sending one.
+#[derive(Debug, Clone)]
+pub(crate) struct UnsettledQuestion {
     /// The follow-up id.
     pub id: Uuid,
     pub task_id: String,
+    fingerprint: String,
+    /// The replica that asked, or that has adopted the question.
+    pub owner: InstanceId,
+    /// The replica that was sending an answer.
+    pub sender: Option<InstanceId>,
 }
 
 /// What a claim finds.
@@ -454,9 +458,9 @@ impl FollowUps {
         }))
     }
 
-    /// Counts the questions that wait for an answer.
-    pub(crate) async fn pending(&self) -> Result<usize, StoreUnavailable> {
-        self.records.count(|record| record.state_now() == FollowUpState::Pending).await
+    /// Counts the questions of one agent, or of all, that this process holds and that wait for an answer.
+    pub(crate) async fn pending(&self, agent: Option<&Arc<str>>) -> Result<usize, StoreUnavailable> {
+        self.records.count(agent, |record| record.state_now() == FollowUpState::Pending).await
     }
 
     fn expiries(&self) -> MutexGuard<'_, Expiries> {
@@ -562,23 +566,21 @@ impl FollowUps {
     }
 
     /// Finds the id of a question that a replica has asked and could not name in the record of the task before it was
-    /// gone. This process watches its expiry from now on.
+    /// gone, among the questions of that task. This process watches its expiry from now on.
     pub(crate) async fn find_open(
         &self,
         agent: &Arc<str>,
-        task_id: &str,
+        questions: &[UnsettledQuestion],
         fingerprint: &str,
-    ) -> Result<Option<FollowUp>, StoreUnavailable> {
-        let open = self.records.scan(agent).try_filter_map(|(key, record): (RecordKey, FollowUpRecord)| {
-            let question = &record.question;
-            let state = record.state_now();
-            let is_open = question.task_id == task_id
-                && question.fingerprint == fingerprint
-                && (state == FollowUpState::Pending || state.is_claimed());
-            let id = Uuid::try_parse(&key.id).ok().filter(|_| is_open);
-            std::future::ready(Ok(id.map(|id| (record.expires_ms, id, record.owner))))
-        });
-        let mut open: Vec<_> = open.try_collect().await?;
+    ) -> Result<Option<FollowUp>, ActionError> {
+        let mut open = Vec::new();
+        for question in questions.iter().filter(|question| question.fingerprint == fingerprint) {
+            // It may have changed since the questions were read.
+            let Some(record) = self.find(agent, &question.id).await? else { continue };
+            if record.state == FollowUpState::Pending || record.state.is_claimed() {
+                open.push((record.expires_ms, question.id, record.owner));
+            }
+        }
         open.sort_unstable_by_key(|(expires_ms, ..)| std::cmp::Reverse(*expires_ms));
         for (expires_ms, id, owner) in open {
             // A request of a replica that runs may have made the id, and give it up.
@@ -591,19 +593,21 @@ impl FollowUps {
         Ok(None)
     }
 
-    /// The questions of an agent to which a replica was sending an answer.
-    pub(crate) fn sending<'a>(
+    /// The questions of an agent that are not settled.
+    pub(crate) fn unsettled<'a>(
         &'a self,
         agent: &'a Arc<str>,
-    ) -> impl Stream<Item = Result<SentAnswer, StoreUnavailable>> + Send + 'a {
+    ) -> impl Stream<Item = Result<UnsettledQuestion, StoreUnavailable>> + Send + 'a {
         self.records.scan(agent).try_filter_map(|(key, record): (RecordKey, FollowUpRecord)| {
-            let id = Uuid::try_parse(&key.id).ok();
-            std::future::ready(Ok(match (record.state, id) {
-                (FollowUpState::Sending { by, .. }, Some(id)) => {
-                    Some(SentAnswer { by, id, task_id: record.question.task_id })
-                }
+            let sender = match record.state {
+                FollowUpState::Sending { by, .. } => Some(by),
                 _ => None,
-            }))
+            };
+            let state = record.state_now();
+            let is_unsettled = sender.is_some() || state == FollowUpState::Pending || state.is_claimed();
+            let FollowUpRecord { question: OpenQuestion { task_id, fingerprint, .. }, owner, .. } = record;
+            let id = Uuid::try_parse(&key.id).ok().filter(|_| is_unsettled);
+            std::future::ready(Ok(id.map(|id| UnsettledQuestion { id, task_id, fingerprint, owner, sender })))
         })
     }
 
@@ -940,9 +944,9 @@ mod tests {
         let (follow_ups, agent, id) = issued(MINUTE).await;
         follow_ups.issue(&agent, question(), MINUTE).await.unwrap();
         follow_ups.issue(&agent, question(), Duration::ZERO).await.unwrap();
-        assert_eq!(follow_ups.pending().await.unwrap(), 2);
+        assert_eq!(follow_ups.pending(None).await.unwrap(), 2);
         claimed(&follow_ups, &agent, &id.to_string()).await.mark_used().await;
-        assert_eq!(follow_ups.pending().await.unwrap(), 1);
+        assert_eq!(follow_ups.pending(None).await.unwrap(), 1);
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 4)]

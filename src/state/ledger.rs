@@ -4,8 +4,9 @@
 //! bytes that this process has written, and when they expire, apart from the rows in memory. It knows no single record: the
 //! bytes of one holder are summed up in slots of time, whose width is a fraction of the time to live.
 //!
-//! A *holder* is a verified caller, or all unverified callers of one agent. It may hold at most as much as is still free: one
-//! alone at most a half, two a third each, and there is always room for another one. Each replica has an equal part of the
+//! A *holder* is a verified caller of a tenant, or all unverified callers of one agent. A tenant may hold at most as much as is
+//! still free: one alone at most a half, two a third each, and there is always room for another one. In the same way, a caller
+//! leaves room for others of its tenant. The unverified callers of one agent count as a tenant. Each replica has an equal part of the
 //! bucket. At the start, and when replicas appear or are gone, a replica takes its part of what it finds in the buckets
 //! (`ReplicatedStore::load_usage`).
 //!
@@ -13,6 +14,7 @@
 //! each bucket is left for that, and for records that grow.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -22,27 +24,56 @@ use super::{RecordKey, RecordKind};
 use crate::caller::Caller;
 
 /// Bytes of a record in a bucket in addition to its value and its key: the subject, the headers, and what the server adds.
-const RECORD_OVERHEAD: usize = 220;
+const RECORD_OVERHEAD: usize = 256;
 /// A slot is this part of the time to live, and at least this many seconds.
 const SLOTS: u64 = 16;
 const MIN_SLOT: u64 = 8;
 /// What lives longer counts as if it expired then.
 const MAX_TTL: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
-/// Maximum number of holders in a bucket that are told apart.
+/// Maximum number of tenants in a bucket that are told apart, and of callers.
 const MAX_HOLDERS: usize = 50_000;
-/// Stands for all further holders.
+/// Stands for all further tenants.
 const OTHERS: HolderId = 0;
 
-/// The hash of a caller or of an agent.
+/// The hash of a tenant, a caller or an agent.
 pub(crate) type HolderId = u128;
 
-/// Who holds a record of an agent.
-pub(crate) fn holder(agent: &str, caller: &Caller) -> HolderId {
-    let id = match caller.is_verified() {
-        true => caller.scoped_id(&["holder"]),
-        false => caller.scoped_id(&["holder", agent]),
-    };
-    u128::from_str_radix(&id, 16).unwrap_or(OTHERS)
+/// Who holds a record.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Holder {
+    pub tenant: HolderId,
+    /// The caller, if it is one of several of its tenant.
+    pub caller: Option<HolderId>,
+}
+
+impl Holder {
+    /// Who holds a record of an agent.
+    pub(crate) fn new(agent: &str, caller: &Caller) -> Self {
+        let hash = |caller: &Caller, parts: &[&str]| {
+            HolderId::from_str_radix(&caller.scoped_id(parts), 16).unwrap_or(OTHERS)
+        };
+        if !caller.is_verified() {
+            return Self { tenant: hash(caller, &["holder", agent]), caller: None };
+        }
+        let own = (!caller.is_whole_tenant()).then(|| hash(caller, &["holder"]));
+        Self { tenant: hash(&caller.tenant(), &["tenant"]), caller: own }
+    }
+
+    /// The reverse of [`Display`](fmt::Display).
+    pub(crate) fn parse(text: &str) -> Option<Self> {
+        let id = |text| HolderId::from_str_radix(text, 16).ok();
+        match text.split_once('.') {
+            Some((tenant, caller)) => Some(Self { tenant: id(tenant)?, caller: Some(id(caller)?) }),
+            None => Some(Self { tenant: id(text)?, caller: None }),
+        }
+    }
+}
+
+impl fmt::Display for Holder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:032x}", self.tenant)?;
+        self.caller.map_or(Ok(()), |caller| write!(f, ".{caller:032x}"))
+    }
 }
 
 /// The size of a record in its bucket.
@@ -70,7 +101,8 @@ pub(super) struct Ledger {
 #[derive(Debug, Default)]
 struct KindLedger {
     total: Slots,
-    holders: HashMap<HolderId, Slots>,
+    tenants: HashMap<HolderId, Slots>,
+    callers: HashMap<HolderId, Slots>,
 }
 
 impl Ledger {
@@ -111,16 +143,22 @@ impl Ledger {
     }
 
     /// Whether a holder may write a new record to a bucket of this size.
-    pub(super) fn admits(&self, kind: RecordKind, holder: HolderId, bytes: u64, capacity: u64) -> bool {
+    pub(super) fn admits(&self, kind: RecordKind, holder: Holder, bytes: u64, capacity: u64) -> bool {
         let share = capacity / self.replicas() as u64 / 8 * 7;
         let now = self.now();
         let mut ledger = self.lock(kind);
         ledger.total.expire(now);
-        let own = ledger.holder(holder).map_or(0, |slots| {
-            slots.expire(now);
-            slots.bytes
-        });
-        let is_admitted = own + bytes <= share.saturating_sub(ledger.total.bytes + bytes);
+        let bytes_of = |slots: Option<&mut Slots>| {
+            bytes
+                + slots.map_or(0, |slots| {
+                    slots.expire(now);
+                    slots.bytes
+                })
+        };
+        let of_tenant = bytes_of(ledger.tenant(holder.tenant));
+        let own = holder.caller.map_or(0, |caller| bytes_of(ledger.callers.get_mut(&caller)));
+        // As in `AgentQuota::is_fair`.
+        let is_admitted = own + of_tenant <= share.saturating_sub(ledger.total.bytes + bytes);
         if !is_admitted {
             self.is_tight[0].store(true, Relaxed);
         }
@@ -128,19 +166,21 @@ impl Ledger {
     }
 
     /// A record was written in place of another one.
-    pub(super) fn add(&self, kind: RecordKind, holder: HolderId, replaced: Option<Stored>, written: Stored) {
+    pub(super) fn add(&self, kind: RecordKind, holder: Holder, replaced: Option<Stored>, written: Stored) {
         let now = self.now();
         let seconds = |stored: Stored| stored.expires_in.min(MAX_TTL).as_secs();
         let expires = |stored: Stored| now + seconds(stored);
         let width = (seconds(written) / SLOTS).next_power_of_two().max(MIN_SLOT);
         let slot = expires(written).next_multiple_of(width);
         let mut ledger = self.lock(kind);
-        let KindLedger { total, holders } = &mut *ledger;
-        let holder = match holders.len() < MAX_HOLDERS || holders.contains_key(&holder) {
-            true => holder,
-            false => OTHERS,
-        };
-        for slots in [total, holders.entry(holder).or_default()] {
+        let KindLedger { total, tenants, callers } = &mut *ledger;
+        let is_known =
+            |holders: &HashMap<HolderId, Slots>, id| holders.len() < MAX_HOLDERS || holders.contains_key(&id);
+        let tenant = if is_known(tenants, holder.tenant) { holder.tenant } else { OTHERS };
+        // Further callers count for their tenant only.
+        let caller = holder.caller.filter(|caller| is_known(callers, *caller));
+        let own = caller.map(|caller| callers.entry(caller).or_default());
+        for slots in [total, tenants.entry(tenant).or_default()].into_iter().chain(own) {
             slots.expire(now);
             if let Some(replaced) = replaced {
                 slots.remove(expires(replaced), replaced.bytes);
@@ -156,11 +196,14 @@ impl Ledger {
         let now = self.now();
         for kind in RecordKind::ALL {
             let mut ledger = self.lock(kind);
-            ledger.total.expire(now);
-            ledger.holders.retain(|_, slots| {
-                slots.expire(now);
-                slots.bytes > 0
-            });
+            let KindLedger { total, tenants, callers } = &mut *ledger;
+            total.expire(now);
+            for holders in [tenants, callers] {
+                holders.retain(|_, slots| {
+                    slots.expire(now);
+                    slots.bytes > 0
+                });
+            }
         }
     }
 
@@ -182,10 +225,10 @@ impl Ledger {
 }
 
 impl KindLedger {
-    fn holder(&mut self, holder: HolderId) -> Option<&mut Slots> {
-        let known = if self.holders.contains_key(&holder) { holder } else { OTHERS };
-        // Further holders count together once there are too many.
-        self.holders.get_mut(&known)
+    fn tenant(&mut self, tenant: HolderId) -> Option<&mut Slots> {
+        let known = if self.tenants.contains_key(&tenant) { tenant } else { OTHERS };
+        // Further tenants count together once there are too many.
+        self.tenants.get_mut(&known)
     }
 }
 
@@ -237,12 +280,17 @@ mod tests {
     const DAY: Duration = Duration::from_secs(24 * 3600);
     const CAPACITY: u64 = 8000;
 
+    /// A tenant that is not divided.
+    fn tenant(tenant: HolderId) -> Holder {
+        Holder { tenant, caller: None }
+    }
+
     fn stored(bytes: u64, expires_in: Duration) -> Stored {
         Stored { bytes, expires_in }
     }
 
     /// Writes records of 10 bytes until one is refused.
-    fn fill(ledger: &Ledger, holder: HolderId) -> u64 {
+    fn fill(ledger: &Ledger, holder: Holder) -> u64 {
         let mut written = 0;
         while ledger.admits(KIND, holder, 10, CAPACITY) {
             ledger.add(KIND, holder, None, stored(10, DAY));
@@ -255,36 +303,36 @@ mod tests {
     async fn a_holder_takes_at_most_what_is_free_until_its_records_expire() {
         let ledger = Ledger::new();
         assert!(!ledger.is_tight());
-        assert_eq!(fill(&ledger, 1), 3500, "half of seven eighths");
+        assert_eq!(fill(&ledger, tenant(1)), 3500, "half of seven eighths");
         assert!(ledger.is_tight());
-        assert_eq!(fill(&ledger, 2), 1750);
-        assert!(ledger.admits(KIND, 3, 10, CAPACITY), "there is room for another one");
-        assert!(ledger.admits(RecordKind::Task, 1, 10, CAPACITY), "each bucket counts on its own");
+        assert_eq!(fill(&ledger, tenant(2)), 1750);
+        assert!(ledger.admits(KIND, tenant(3), 10, CAPACITY), "there is room for another one");
+        assert!(ledger.admits(RecordKind::Task, tenant(1), 10, CAPACITY), "each bucket counts on its own");
         tokio::time::advance(DAY - Duration::from_secs(1)).await;
-        assert!(!ledger.admits(KIND, 1, 10, CAPACITY));
+        assert!(!ledger.admits(KIND, tenant(1), 10, CAPACITY));
         tokio::time::advance(DAY / 8).await;
-        assert_eq!(fill(&ledger, 1), 3500);
+        assert_eq!(fill(&ledger, tenant(1)), 3500);
         ledger.sweep();
-        assert_eq!(ledger.lock(KIND).holders.len(), 1);
+        assert_eq!(ledger.lock(KIND).tenants.len(), 1);
         tokio::time::advance(2 * DAY).await;
         ledger.sweep();
         ledger.sweep();
-        assert!(ledger.lock(KIND).holders.is_empty() && !ledger.is_tight());
+        assert!(ledger.lock(KIND).tenants.is_empty() && !ledger.is_tight());
         ledger.share_among(2);
-        assert_eq!(fill(&ledger, 1), 1750, "the other replica has the same share");
+        assert_eq!(fill(&ledger, tenant(1)), 1750, "the other replica has the same share");
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_record_counts_once_however_often_it_is_written() {
         let ledger = Ledger::new();
-        ledger.add(KIND, 1, None, stored(100, DAY));
+        ledger.add(KIND, tenant(1), None, stored(100, DAY));
         for _ in 0..100 {
             tokio::time::advance(Duration::from_secs(600)).await;
-            ledger.add(KIND, 1, Some(stored(100, DAY - Duration::from_secs(600))), stored(100, DAY));
+            ledger.add(KIND, tenant(1), Some(stored(100, DAY - Duration::from_secs(600))), stored(100, DAY));
         }
-        ledger.add(KIND, 1, Some(stored(100, DAY)), stored(300, DAY / 2));
+        ledger.add(KIND, tenant(1), Some(stored(100, DAY)), stored(300, DAY / 2));
         let kind = ledger.lock(KIND);
-        assert_eq!((kind.total.bytes, kind.holders[&1].bytes), (300, 300));
+        assert_eq!((kind.total.bytes, kind.tenants[&1].bytes), (300, 300));
     }
 
     #[tokio::test(start_paused = true)]
@@ -292,21 +340,42 @@ mod tests {
         let ledger = Ledger::new();
         for number in 0..100_000 {
             tokio::time::advance(Duration::from_secs(3)).await;
-            ledger.add(KIND, 1, None, stored(1, DAY + Duration::from_secs(number % 3600)));
+            ledger.add(KIND, tenant(1), None, stored(1, DAY + Duration::from_secs(number % 3600)));
         }
         let slots = ledger.lock(KIND).total.slots.len();
         assert!(slots <= 2 * usize::try_from(SLOTS).unwrap() + 2, "{slots}");
         for holder in 0..60_000 {
-            ledger.add(KIND, holder + 2, None, stored(1, DAY));
+            ledger.add(KIND, Holder { tenant: holder + 2, caller: Some(holder) }, None, stored(1, DAY));
         }
-        assert!(ledger.lock(KIND).holders.len() <= MAX_HOLDERS + 1);
+        let kind = ledger.lock(KIND);
+        assert!(kind.tenants.len() <= MAX_HOLDERS + 1 && kind.callers.len() <= MAX_HOLDERS);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_caller_leaves_room_for_others_of_its_tenant_and_the_tenant_for_others() {
+        let ledger = Ledger::new();
+        let users = (0..40).map(|number| Caller::verified(&format!("T/user{number}")));
+        let written: Vec<_> = users.map(|user| fill(&ledger, Holder::new("a", &user))).collect();
+        assert!(written[0] > 2000 && written[1] > 600 && written[2] > 200, "{written:?}");
+        let of_tenant = written.iter().sum::<u64>();
+        assert!((3400..=3500).contains(&of_tenant), "half of seven eighths: {of_tenant}");
+        assert!(fill(&ledger, Holder::new("a", &Caller::verified("U/bob"))) > 1000);
     }
 
     #[test]
     fn unverified_callers_of_an_agent_hold_together_and_a_verified_one_at_all_agents() {
-        let [shared, alice] = [Caller::default(), Caller::verified("T/alice")];
+        let [shared, alice, bob] =
+            [Caller::default(), Caller::verified("T/alice"), Caller::verified("T/bob")];
+        let holder = Holder::new;
         assert_eq!(holder("a", &alice), holder("b", &alice));
         assert_ne!(holder("a", &shared), holder("b", &shared));
         assert_ne!(holder("a", &shared), holder("a", &alice));
+        assert_eq!(holder("a", &alice).tenant, holder("a", &bob).tenant);
+        assert_ne!(holder("a", &alice).caller, holder("a", &bob).caller);
+        for caller in [shared, alice, Caller::verified("T")] {
+            let holder = holder("a", &caller);
+            assert_eq!(Holder::parse(&holder.to_string()), Some(holder));
+        }
+        assert_eq!((Holder::parse(""), Holder::parse("1.x")), (None, None));
     }
 }

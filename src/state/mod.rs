@@ -50,7 +50,7 @@ use crate::caller::Caller;
 use crate::reply::error::{ActionError, Code};
 use follow_ups::{Claim, FollowUps};
 use idempotency::Idempotency;
-use ledger::{HolderId, Stored};
+use ledger::{Holder, Stored};
 use peers::{ClaimStatus, PeerQueries, Peers};
 use quota::{AgentQuota, CallKind, Quotas, ReservedRoom};
 use sessions::Sessions;
@@ -234,7 +234,7 @@ pub(crate) trait StateStore: fmt::Debug + Send + Sync {
     }
 
     /// The size of every record of a kind, and who holds it. The store reads no values for this.
-    fn sizes(&self, _kind: RecordKind) -> BoxStream<'_, Result<(HolderId, Stored), StoreUnavailable>> {
+    fn sizes(&self, _kind: RecordKind) -> BoxStream<'_, Result<(Holder, Stored), StoreUnavailable>> {
         futures_util::stream::empty().boxed()
     }
 

@@ -15,12 +15,13 @@
 //!
 //! # Callers
 //!
-//! Within an agent's share, a verified caller may hold at most as much of what cannot be evicted as is still free
-//! ([`AgentQuota::is_fair`]). So one caller alone takes at most a half, two of them a third each, and there is always room for
-//! another one. Callers within the account of the bridge share one identity, and may take everything as long as no
+//! Within an agent's share, all callers of a tenant together may hold at most as much of what cannot be evicted as is still
+//! free ([`AgentQuota::is_fair`]). So one tenant alone takes at most a half, two of them a third each, and there is always room
+//! for another one. In the same way, one caller leaves room for others of its tenant: alone, it takes at most a third.
+//! Callers within the account of the bridge share one identity, and may take everything as long as no
 //! verified caller has called the agent, and three quarters from then on. An answer is measured by the calls of its caller
-//! in flight only, because it ends a question. What can be evicted goes first at the caller that holds the most
-//! (`table::holders`).
+//! and its tenant in flight only, because it ends a question. What can be evicted goes first at the tenant, and its caller,
+//! that holds the most (`table::holders`).
 //!
 //! # Kinds of calls
 //!
@@ -42,8 +43,8 @@ use crate::reply::error::{ActionError, Code};
 const MIN_SHARE: usize = 2 << 20;
 /// Bytes that a call reserves of each kind in [`RESERVED_KINDS`].
 pub(super) const SMALL_ENTRY: usize = 1536;
-/// Bytes that a call of a verified caller reserves in addition: it may be the first of that caller.
-const NEW_CALLER: usize = 512;
+/// Bytes that a call of a verified caller reserves in addition: it may be the first of that caller and of its tenant.
+const NEW_CALLER: usize = 1024;
 /// The kinds of entry that a call may need: for its task, and for a question.
 const RESERVED_KINDS: [QuotaKind; 3] = [QuotaKind::Task, QuotaKind::SharedTask, QuotaKind::FollowUp];
 
@@ -137,7 +138,7 @@ pub(super) fn refusal(agent: &str, kind: QuotaKind) -> ActionError {
 pub(super) fn share_refusal(kind: QuotaKind) -> ActionError {
     let (_, what, _) = kind.row();
     let message = format!(
-        "this caller has used up its share of the JetStream bucket for {what}; it becomes free as they end and \
+        "this caller, or its account, has used up its share of the JetStream bucket for {what}; it becomes free as they end and \
          expire, so try again later, or ask the operator for a larger bucket"
     );
     ActionError::new(Code::Busy, message)
@@ -184,6 +185,7 @@ impl Quotas {
             calls_of_verified: CallCounts::default(),
             has_verified_callers: AtomicBool::new(false),
             callers: Mutex::default(),
+            tenants: Mutex::default(),
         });
         agents.insert(Arc::clone(name), Arc::downgrade(&quota));
         self.divide(&mut agents);
@@ -223,6 +225,8 @@ pub(crate) struct AgentQuota {
     has_verified_callers: AtomicBool,
     /// The verified callers that have calls or entries.
     callers: Mutex<HashMap<Caller, Weak<CallerUsage>>>,
+    /// Their tenants.
+    tenants: Mutex<HashMap<Caller, Weak<Usage>>>,
 }
 
 /// Calls that have reserved room.
@@ -250,13 +254,48 @@ impl CallCounts {
 }
 
 /// What a verified caller holds of an agent's share.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct CallerUsage {
+    pub(super) own: Usage,
+    /// What all callers of its tenant hold.
+    pub(super) tenant: Arc<Usage>,
+}
+
+/// What a verified caller, or a tenant, holds.
+#[derive(Debug, Default)]
+pub(crate) struct Usage {
     calls: CallCounts,
     protected_bytes: [AtomicUsize; QuotaKind::ALL.len()],
 }
 
-impl CallerUsage {
+/// Bytes of what cannot be evicted.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Held {
+    /// Of one caller.
+    pub own: usize,
+    /// Of all callers of its tenant.
+    pub of_tenant: usize,
+}
+
+/// The usage of a caller or a tenant, which exists as long as someone refers to it.
+fn live_usage<T>(usages: &Mutex<HashMap<Caller, Weak<T>>>, who: &Caller, new: impl FnOnce() -> T) -> Arc<T> {
+    let mut usages = usages.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(usage) = usages.get(who).and_then(Weak::upgrade) {
+        return usage;
+    }
+    if usages.len() == usages.capacity() {
+        // Before it grows: those that hold nothing make room. It grows to at least twice the rest, so this is rare.
+        usages.retain(|_, usage| usage.strong_count() > 0);
+        let live = usages.len();
+        usages.shrink_to(2 * live);
+        usages.reserve(live + 1);
+    }
+    let usage = Arc::new(new());
+    usages.insert(who.clone(), Arc::downgrade(&usage));
+    usage
+}
+
+impl Usage {
     /// The bytes of entries that must not be evicted.
     pub(super) fn protected_bytes(&self, kind: QuotaKind) -> &AtomicUsize {
         let [task, shared_task, follow_up, session, idempotency_key, reply] = &self.protected_bytes;
@@ -326,27 +365,22 @@ impl AgentQuota {
             return None;
         }
         self.has_verified_callers.store(true, Relaxed);
-        let mut callers = self.callers.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(usage) = callers.get(caller).and_then(Weak::upgrade) {
-            return Some(usage);
-        }
-        if callers.len() == callers.capacity() {
-            // Before it grows: those that hold nothing make room. It grows to at least twice the rest, so this is rare.
-            callers.retain(|_, usage| usage.strong_count() > 0);
-            let live = callers.len();
-            callers.shrink_to(2 * live);
-            callers.reserve(live + 1);
-        }
-        let usage = Arc::default();
-        callers.insert(caller.clone(), Arc::downgrade(&usage));
-        Some(usage)
+        let new = || CallerUsage {
+            own: Usage::default(),
+            tenant: live_usage(&self.tenants, &caller.tenant(), Usage::default),
+        };
+        Some(live_usage(&self.callers, caller, new))
     }
 
-    /// Whether a caller may hold `own` bytes of what cannot be evicted. `total` is what all callers then hold of the
-    /// `limit`.
-    pub(super) fn is_fair(&self, caller: &Caller, own: usize, limit: usize, total: usize) -> bool {
+    /// Whether a caller and its tenant may hold this much. `total` is what all callers then hold of the `limit`.
+    pub(super) fn is_fair(&self, caller: &Caller, held: Held, limit: usize, total: usize) -> bool {
+        let Held { own, of_tenant } = held;
+        let free = limit.saturating_sub(total);
         match caller.is_verified() {
-            true => own <= limit.saturating_sub(total),
+            true if caller.is_whole_tenant() => of_tenant <= free,
+            // Every byte of the tenant counts twice, as held and as no longer free. So a tenant may still take half of
+            // `free - of_tenant`, and one of its callers holds at most twice of that.
+            true => own <= free.saturating_sub(of_tenant),
             false => !self.has_verified_callers.load(Relaxed) || own <= limit / 4 * 3,
         }
     }
@@ -363,19 +397,22 @@ impl AgentQuota {
             let limit = call.part_of(self.limit(kind));
             let total =
                 self.usage(kind).protected_bytes.load(Relaxed) + self.reserved(kind) + more * SMALL_ENTRY;
-            let (calls, protected) = match usage {
-                Some(own) => (own.calls.reserved(kind), own.protected_bytes(kind).load(Relaxed)),
+            let held = |calls: usize, protected: usize| {
+                let protected = if call == CallKind::Answer { 0 } else { protected };
+                protected + (calls + more) * SMALL_ENTRY
+            };
+            let of =
+                |usage: &Usage| held(usage.calls.reserved(kind), usage.protected_bytes(kind).load(Relaxed));
+            let held = match usage {
+                Some(usage) => Held { own: of(&usage.own), of_tenant: of(&usage.tenant) },
                 None => {
                     let of_verified = self.calls_of_verified.reserved(kind);
-                    (
-                        self.calls.reserved(kind).saturating_sub(of_verified),
-                        self.protected_of_unverified(kind),
-                    )
+                    let calls = self.calls.reserved(kind).saturating_sub(of_verified);
+                    let own = held(calls, self.protected_of_unverified(kind));
+                    Held { own, of_tenant: own }
                 }
             };
-            let held = if call == CallKind::Answer { 0 } else { protected };
-            let own = held + (calls + more) * SMALL_ENTRY;
-            total > limit || !self.is_fair(caller, own, limit, total)
+            total > limit || !self.is_fair(caller, held, limit, total)
         })
     }
 
@@ -427,7 +464,8 @@ impl ReservedRoom {
         change(&self.quota.calls);
         if let Some(caller) = &self.caller {
             change(&self.quota.calls_of_verified);
-            change(&caller.calls);
+            change(&caller.own.calls);
+            change(&caller.tenant.calls);
         }
     }
 
@@ -562,14 +600,14 @@ mod tests {
     }
 
     #[test]
-    fn a_verified_caller_leaves_as_much_as_it_takes() {
+    fn a_tenant_leaves_as_much_as_it_takes() {
         let agent = Quotas::new(0).agent(&"a".into());
-        let [alice, bob, carol] = ["T/alice", "T/bob", "T/carol"].map(Caller::verified);
+        let [alice, bob, carol] = ["T", "U", "V"].map(Caller::verified);
         let mut of_alice = all(&agent, CallKind::Call, &alice);
         let of_bob = all(&agent, CallKind::Call, &bob);
         let of_carol = all(&agent, CallKind::Call, &carol);
         let held = [&of_alice, &of_bob, &of_carol].map(Vec::len);
-        assert!(held[0] > 80 && held[1] > 35 && held[2] > 15, "{held:?}");
+        assert!(held[0] > 80 && held[1] > 30 && held[2] > 10, "{held:?}");
         agent.reserve(CallKind::Call, &alice).unwrap_err();
         // What a caller returns is for those that hold less.
         of_alice.truncate(held[0] / 2);
@@ -581,12 +619,44 @@ mod tests {
     }
 
     #[test]
+    fn a_verified_caller_leaves_room_for_others_of_its_tenant() {
+        let agent = Quotas::new(0).agent(&"a".into());
+        let callers = ["T/alice", "T/bob", "T/carol", "U/dave"].map(Caller::verified);
+        let held = callers.each_ref().map(|caller| all(&agent, CallKind::Call, caller));
+        let counts = held.each_ref().map(Vec::len);
+        assert!(counts[0] > 50 && counts[1] > 15 && counts[2] > 3 && counts[3] > 20, "{counts:?}");
+        // Answers of a tenant that holds much still run.
+        drop(held);
+        let (usage, third) = (agent.caller(&callers[0]).unwrap(), agent.limit(QuotaKind::FollowUp) / 3);
+        agent.usage(QuotaKind::FollowUp).protected_bytes.store(third, Relaxed);
+        for usage in [&usage.own, &usage.tenant] {
+            usage.protected_bytes(QuotaKind::FollowUp).store(third, Relaxed);
+        }
+        agent.reserve(CallKind::Call, &callers[0]).unwrap_err();
+        drop(agent.reserve(CallKind::Answer, &callers[0]).unwrap());
+        drop(agent.reserve(CallKind::Call, &callers[1]).unwrap());
+    }
+
+    #[test]
+    fn one_tenant_with_many_users_leaves_room_for_other_tenants() {
+        let agent = Quotas::new(64 << 20).agent(&"a".into());
+        let mut held = Vec::new();
+        for number in 0..60 {
+            held.extend(all(&agent, CallKind::Call, &Caller::verified(&format!("T/user{number}"))));
+        }
+        let bob = agent.reserve(CallKind::Call, &Caller::verified("U/bob"));
+        assert!(bob.is_ok(), "{} calls held: {:?}", held.len(), bob.err().map(|e| e.message));
+    }
+
+    #[test]
     fn open_questions_of_a_caller_do_not_block_its_answers_or_other_callers() {
         let agent = Quotas::new(0).agent(&"a".into());
-        let [alice, bob] = ["T/alice", "T/bob"].map(Caller::verified);
+        let [alice, bob] = ["T/alice", "U/bob"].map(Caller::verified);
         let (usage, half) = (agent.caller(&alice).unwrap(), agent.limit(QuotaKind::FollowUp) / 2);
         agent.usage(QuotaKind::FollowUp).protected_bytes.store(half, Relaxed);
-        usage.protected_bytes(QuotaKind::FollowUp).store(half, Relaxed);
+        for usage in [&usage.own, &usage.tenant] {
+            usage.protected_bytes(QuotaKind::FollowUp).store(half, Relaxed);
+        }
         agent.reserve(CallKind::Call, &alice).unwrap_err();
         drop(agent.reserve(CallKind::Answer, &alice).unwrap());
         drop(agent.reserve(CallKind::Call, &bob).unwrap());
@@ -608,12 +678,13 @@ mod tests {
     fn callers_that_hold_nothing_take_no_memory() {
         let agent = Quotas::new(0).agent(&"a".into());
         let kept = agent.caller(&Caller::verified("kept")).unwrap();
-        kept.protected_bytes(QuotaKind::Task).store(7, Relaxed);
+        kept.own.protected_bytes(QuotaKind::Task).store(7, Relaxed);
         for number in 0..100_000 {
             drop(agent.reserve(CallKind::Call, &Caller::verified(&number.to_string())).unwrap());
         }
         assert!(agent.callers.lock().unwrap().capacity() < 64);
+        assert!(agent.tenants.lock().unwrap().capacity() < 64);
         let again = agent.caller(&Caller::verified("kept")).unwrap();
-        assert_eq!(again.protected_bytes(QuotaKind::Task).load(Relaxed), 7);
+        assert_eq!(again.own.protected_bytes(QuotaKind::Task).load(Relaxed), 7);
     }
 }

@@ -183,14 +183,18 @@ impl<R: Record> TypedRecords<R> {
     }
 
     /// Counts the records that this process has written.
-    pub(super) async fn count(&self, matches: impl Fn(&R) -> bool) -> Result<usize, StoreUnavailable> {
+    pub(super) async fn count(
+        &self,
+        agent: Option<&Arc<str>>,
+        matches: impl Fn(&R) -> bool,
+    ) -> Result<usize, StoreUnavailable> {
         let matches = &matches;
         let add = |count, stored: StoredRecord| async move {
             // A scan may return very many records.
             tokio::task::coop::consume_budget().await;
             Ok(count + usize::from(decode(&stored.value).is_ok_and(|record| matches(&record))))
         };
-        self.store.scan_local(self.kind, None).try_fold(0, add).await
+        self.store.scan_local(self.kind, agent).try_fold(0, add).await
     }
 }
 

@@ -4,12 +4,12 @@
 //! BoundedTable ──┬── AgentRows of agent a ──┬── by id: a hash table
 //!                │                          ├── evictable rows: a list, oldest write first
 //!                │                          ├── protected rows: a tree, by the end of their protection
-//!                │                          └── by caller: what each holds, and a list of its evictable rows
+//!                │                          └── by tenant and caller: what each holds, and a list of a caller's evictable rows
 //!                └── AgentRows of agent b
 //! ```
 //!
 //! Agents share nothing but the lock. When the rows of an agent exceed its [quota](super::quota), expired rows go
-//! first, then the oldest evictable rows of the caller that holds the most ([`holders`]); evictions are counted. A row is *protected* while something runs or
+//! first, then the oldest evictable rows of the tenant, and of its caller, that holds the most ([`holders`]); evictions are counted. A row is *protected* while something runs or
 //! waits: a running task, an open question, an idempotency key. The table never evicts protected rows. It refuses a
 //! row for which only these would make room, and counts the refusal. A row counts for the caller that wrote it first.
 //!
@@ -44,7 +44,7 @@ use slab::Slab;
 use self::holders::{HolderSlot, Holders};
 use super::Lifetime;
 use super::clock::Instant;
-use super::quota::{AgentQuota, QuotaKind, Quotas, SMALL_ENTRY};
+use super::quota::{AgentQuota, Held, QuotaKind, Quotas, SMALL_ENTRY};
 use crate::caller::Caller;
 
 /// Maximum number of rows that a step visits, evicts or moves while it holds the lock, which takes well under a
@@ -516,8 +516,11 @@ impl<V> AgentRows<V> {
         let is_protected = !lifetime.protected_for.is_zero();
         let left = if is_large && is_protected { self.quota.free_of_large_entries(self.kind) } else { 0 };
         let is_fair = || {
-            let own = self.holders.protected_bytes(caller) - replaced;
-            self.quota.is_fair(caller, own + bytes, limit, protected + bytes + left)
+            let held = Held {
+                own: self.holders.protected_bytes(caller) - replaced + bytes,
+                of_tenant: self.holders.protected_bytes_of_tenant(&caller.tenant()) - replaced + bytes,
+            };
+            self.quota.is_fair(caller, held, limit, protected + bytes + left)
         };
         // One row never evicts all others. A call has reserved room for its small rows.
         bytes <= limit / 2
@@ -616,7 +619,7 @@ impl<V> AgentRows<V> {
         true
     }
 
-    /// Evicts rows, the oldest of the caller that holds the most, until the rest fits into the quota, but no more than `bytes` bytes and the rows of one
+    /// Evicts rows, the oldest of the tenant and the caller that hold the most, until the rest fits into the quota, but no more than `bytes` bytes and the rows of one
     /// step, and not the row in `kept`. Returns how many of these bytes are left for the next step.
     fn evict(&mut self, bytes: usize, kept: Option<Slot>, now: Instant, removed: &mut Vec<Row<V>>) -> usize {
         let limit = self.quota.limit(self.kind);

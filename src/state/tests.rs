@@ -69,6 +69,13 @@ pub(crate) struct FaultyStore {
     /// Counts the writes.
     pub writes: AtomicUsize,
     pub scans: AtomicUsize,
+    /// So many of the next scans break after half of the records.
+    pub broken_scans: AtomicUsize,
+    /// How long a write takes.
+    pub latency: Mutex<Duration>,
+    /// The writes under way, and the most that there were at the same time.
+    under_way: AtomicUsize,
+    pub most_under_way: AtomicUsize,
     /// The size of each bucket; 0 for no limit.
     pub capacity: AtomicU64,
     /// Whether writes are refused because the bucket is full.
@@ -89,6 +96,10 @@ impl FaultyStore {
             is_down: AtomicBool::new(false),
             writes: AtomicUsize::new(0),
             scans: AtomicUsize::new(0),
+            broken_scans: AtomicUsize::new(0),
+            latency: Mutex::default(),
+            under_way: AtomicUsize::new(0),
+            most_under_way: AtomicUsize::new(0),
             capacity: AtomicU64::new(0),
             is_full: AtomicBool::new(false),
             hangs: Mutex::default(),
@@ -101,6 +112,16 @@ impl FaultyStore {
         let store = Self::new(&[]);
         store.is_shared.store(true, Relaxed);
         store
+    }
+
+    async fn wait(&self) {
+        let latency = *self.latency.lock().unwrap_or_else(PoisonError::into_inner);
+        if !latency.is_zero() {
+            let under_way = self.under_way.fetch_add(1, Relaxed) + 1;
+            self.most_under_way.fetch_max(under_way, Relaxed);
+            tokio::time::sleep(latency).await;
+            self.under_way.fetch_sub(1, Relaxed);
+        }
     }
 
     /// Lets a late write take effect.
@@ -147,6 +168,7 @@ impl StateStore for FaultyStore {
             }
             // Requests over a network yield.
             tokio::task::yield_now().await;
+            self.wait().await;
             self.land_ghost().await;
             let fault = self.faults.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
             match fault {
@@ -178,6 +200,15 @@ impl StateStore for FaultyStore {
         self.scans.fetch_add(1, Relaxed);
         match self.is_down.load(Relaxed) {
             true => stream::iter([Err(StoreUnavailable)]).boxed(),
+            false if self.broken_scans.load(Relaxed) > 0 => {
+                self.broken_scans.fetch_sub(1, Relaxed);
+                let records = self.inner.scan(kind, agent).collect::<Vec<_>>().into_stream();
+                let half = records.flat_map(|mut records| {
+                    records.truncate(records.len() / 2);
+                    stream::iter(records).chain(stream::iter([Err(StoreUnavailable)]))
+                });
+                half.boxed()
+            }
             false => self.inner.scan(kind, agent),
         }
     }

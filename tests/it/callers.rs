@@ -478,12 +478,17 @@ async fn one_tenant_does_not_take_all_calls_in_flight() {
         .start_on(server().await)
         .await;
     let (alice, bob) = (User::connect(&bridge, "alice").await, User::connect(&bridge, "bob").await);
+    // A user of the same account.
+    let carol = User::connect(&bridge, "carol").await;
     let mut running = Vec::new();
-    for count in 1..=4 {
-        running.push(alice.prompt("slow", "600").begin().await);
-        eventually_eq(count, || async { bridge.tasks("demo").await.len() }).await;
+    for (count, user) in [&alice, &alice, &alice, &carol].into_iter().enumerate() {
+        running.push(user.prompt("slow", "600").begin().await);
+        eventually_eq(count + 1, || async { bridge.tasks("demo").await.len() }).await;
+        if count >= 2 {
+            alice.prompt("slow", "600").await.expect_error("busy").saying("share");
+        }
     }
-    alice.prompt("slow", "600").await.expect_error("busy").saying("share");
+    carol.prompt("slow", "600").await.expect_error("busy").saying("its account");
     bob.prompt("echo", "x").await.expect("COMPLETED");
 }
 

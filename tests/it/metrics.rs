@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 
 use serde_json::json;
 
-use crate::support::commands::repository_file;
+use crate::support::commands::{command_on, repository_file, run};
+use crate::support::files::jetstream_server;
 use crate::support::processes::free_port;
 use crate::support::site::{Site, demo};
 use crate::support::{Bridge, launched, wait_until};
@@ -135,4 +136,42 @@ async fn dashboard_rules_and_manual_name_the_metrics_that_exist() {
     };
     let families: BTreeSet<String> = exported.iter().map(|name| family(name)).collect();
     assert_eq!(named, families, "the manual lists each metric once");
+}
+
+#[tokio::test]
+async fn operators_see_replicas_followed_tasks_open_questions_and_files() {
+    let port = free_port();
+    let bridge = Bridge::with(launched("demo", &[]))
+        .set("metrics", json!({"listen": format!("127.0.0.1:{port}")}))
+        .start_on(jetstream_server().await)
+        .await;
+    bridge.until_logged("large files are stored").await;
+    let gauges = [
+        ("a2a_bridge_replicas", 1.0),
+        (r#"a2a_bridge_tasks_followed{agent="demo"}"#, 1.0),
+        ("a2a_bridge_follow_ups_pending", 1.0),
+        ("a2a_bridge_files_available", 1.0),
+        ("a2a_bridge_files_stored", 1.0),
+        ("a2a_bridge_files_writing", 0.0),
+    ];
+    bridge.prompt("demo.slow", "600").mode("submit").await.expect("WORKING");
+    bridge.call("demo.report", json!({"topic": "tides", "audience": "sailors"})).await.follow_up_id();
+    bridge.upload("a", "text/plain", &[7; 300_000]).await;
+    bridge.files("list", json!({})).await;
+    wait_until(|| async {
+        let text = get(port, "/metrics").await.1;
+        gauges.iter().all(|(series, expected)| value(&text, series) == Some(*expected))
+    })
+    .await;
+    let text = get(port, "/metrics").await.1;
+    assert!(value(&text, "a2a_bridge_files_stored_bytes").unwrap() >= 300_000.0, "{text}");
+    let prefix = ["--prefix", bridge.prefix.as_str()];
+    let as_operator =
+        |args: &[&str]| run(&mut command_on(&bridge.nats.url(), &[args, &prefix[..]].concat()), "");
+    let shown = as_operator(&["agents", "show", "demo"]).out;
+    for line in ["Open questions:  1", "Followed tasks:  1", "Shared state:    in JetStream"] {
+        assert!(shown.contains(line), "no {line} in {shown}");
+    }
+    let state = as_operator(&["state", "--buckets"]).out;
+    assert!(state.contains(&bridge.bucket()), "{state}");
 }

@@ -44,7 +44,7 @@ use crate::offload;
 use crate::reply::Reply;
 use crate::reply::error::{ActionError, Code};
 use crate::reply::outcome::{Outcome, ReplyStatus, TaskRef};
-use crate::state::follow_ups::ClaimSender;
+use crate::state::follow_ups::{ClaimSender, UnsettledQuestion};
 use crate::state::task_ends::TaskEndSubscription;
 use crate::telemetry::trace_context::TraceContext;
 use crate::text::error_chain;
@@ -92,8 +92,8 @@ pub(super) enum Purpose {
     NewTask { session_id: Option<String> },
     /// The answer to the question with this fingerprint.
     Answer { question: String },
-    /// Following a task whose replica is gone.
-    Adopted,
+    /// Following a task whose replica is gone. The questions are those of the task that were not settled then.
+    Adopted { questions: Arc<[UnsettledQuestion]> },
     /// A request to read or cancel a task of an earlier call.
     ReadOrCancel,
 }
@@ -333,7 +333,7 @@ impl<'a, P: Progress> CallRun<'a, P> {
     async fn asks_old_question(&self, task: &Task) -> bool {
         match &self.recorder.input.purpose {
             Purpose::Answer { question } => asks_question(task, question, &self.actions.agent).await,
-            Purpose::NewTask { .. } | Purpose::Adopted | Purpose::ReadOrCancel => false,
+            Purpose::NewTask { .. } | Purpose::Adopted { .. } | Purpose::ReadOrCancel => false,
         }
     }
 

@@ -56,7 +56,7 @@ impl<'a> TaskRecorder<'a> {
     pub(super) fn new(actions: &'a Actions, input: RunInput<'a>) -> Self {
         let run = match input.purpose {
             Purpose::ReadOrCancel => 0,
-            Purpose::NewTask { .. } | Purpose::Answer { .. } | Purpose::Adopted => {
+            Purpose::NewTask { .. } | Purpose::Answer { .. } | Purpose::Adopted { .. } => {
                 actions.state.tasks.next_run()
             }
         };
@@ -71,7 +71,7 @@ impl<'a> TaskRecorder<'a> {
             Purpose::NewTask { .. } if is_first => Takeover::New,
             Purpose::NewTask { .. } => Takeover::None,
             Purpose::Answer { .. } => self.answered().map_or(Takeover::None, Takeover::Answer),
-            Purpose::Adopted | Purpose::ReadOrCancel => Takeover::None,
+            Purpose::Adopted { .. } | Purpose::ReadOrCancel => Takeover::None,
         }
     }
 
@@ -155,7 +155,7 @@ impl<'a> TaskRecorder<'a> {
         let outcome = Arc::new(outcome);
         // A task that was adopted stays what it was.
         let is_submission =
-            self.input.mode == ReplyMode::Submit && !matches!(self.input.purpose, Purpose::Adopted);
+            self.input.mode == ReplyMode::Submit && !matches!(self.input.purpose, Purpose::Adopted { .. });
         let record = TaskRecord {
             state: task.state.clone(),
             reply: Ok(Arc::clone(&outcome)),
@@ -257,7 +257,7 @@ impl<'a> TaskRecorder<'a> {
         }
         let previous = match self.input.purpose {
             Purpose::NewTask { .. } => state.tasks.find_seen_here(agent, &task.id).await?,
-            Purpose::Answer { .. } | Purpose::Adopted | Purpose::ReadOrCancel => {
+            Purpose::Answer { .. } | Purpose::Adopted { .. } | Purpose::ReadOrCancel => {
                 state.tasks.find(agent, &task.id).await?
             }
         };
@@ -269,8 +269,8 @@ impl<'a> TaskRecorder<'a> {
         {
             return Ok((open, None));
         }
-        if matches!(self.input.purpose, Purpose::Adopted)
-            && let Some(open) = state.follow_ups.find_open(agent, &task.id, &fingerprint).await?
+        if let Purpose::Adopted { questions } = &self.input.purpose
+            && let Some(open) = state.follow_ups.find_open(agent, questions, &fingerprint).await?
         {
             return Ok((open, None));
         }
@@ -307,7 +307,7 @@ impl<'a> TaskRecorder<'a> {
         covered.map_err(|error| match self.input.purpose {
             // The request runs nothing, so it can be repeated.
             Purpose::ReadOrCancel => error.into(),
-            Purpose::NewTask { .. } | Purpose::Answer { .. } | Purpose::Adopted => {
+            Purpose::NewTask { .. } | Purpose::Answer { .. } | Purpose::Adopted { .. } => {
                 ActionError::from_client(error.into())
             }
         })

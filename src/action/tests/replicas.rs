@@ -1,16 +1,20 @@
 //! Actions of a replica beside another one.
 
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use futures_util::TryStreamExt as _;
 use futures_util::future::{BoxFuture, FutureExt as _, ready};
 use serde_json::{Value, json};
+use tokio::sync::Semaphore;
 use uuid::Uuid;
 
 use super::{actions_in, reply, task};
-use crate::a2a::model::Part;
+use crate::a2a::model::{Part, TaskState};
 use crate::a2a::tests::fake::{FakeAgent, error, ok};
 use crate::action::actions::{Actions, CallableSkill};
+use crate::action::adoption::AbandonedTask;
 use crate::action::follow_up;
 use crate::action::progress::{ForwardError, Progress, ProgressEvent};
 use crate::action::request::{CallOptions, FollowUpAnswer, Invocation, Meta};
@@ -20,7 +24,8 @@ use crate::state::follow_ups::OpenQuestion;
 use crate::state::peers::{ClaimStatus, Holder, InstanceId, Liveness, Peers};
 use crate::state::quota::Quotas;
 use crate::state::sessions::SessionId;
-use crate::state::tests::FaultyStore;
+use crate::state::tasks::{Observer, Takeover};
+use crate::state::tests::{FaultyStore, submitted};
 use crate::state::{RecordKey, RecordKind, State, StateStore};
 
 /// What one replica knows about the other.
@@ -107,16 +112,18 @@ struct Replica {
     peers: Arc<Pair>,
     other: State,
     agent: Arc<str>,
+    store: Arc<FaultyStore>,
 }
 
 async fn replica(fake: &FakeAgent) -> Replica {
-    let store: Arc<dyn StateStore> = FaultyStore::shared();
+    let store = FaultyStore::shared();
     let (peers, quotas) = (Pair::new(), Quotas::new(64 << 20));
-    let state = |peers: Arc<Pair>| State::new(&store, &quotas, &(peers as Arc<dyn Peers>));
+    let shared: Arc<dyn StateStore> = store.clone();
+    let state = |peers: Arc<Pair>| State::new(&shared, &quotas, &(peers as Arc<dyn Peers>));
     let (own, other) = (Arc::new(state(Arc::clone(&peers))), state(Pair::new()));
     let card = json!({"name": "fake", "protocolVersion": "0.3"});
     let actions = actions_in(own, "command: [sleep]", fake, &card).await;
-    Replica { actions, peers, other, agent: "fake".into() }
+    Replica { actions, peers, other, agent: "fake".into(), store }
 }
 
 /// An agent that completes every task, in the context that it is asked for.
@@ -242,7 +249,7 @@ async fn a_question_that_a_silent_replica_may_know_is_not_unknown() {
 #[tokio::test]
 async fn a_question_of_a_launched_agent_is_lost_only_when_its_replica_no_longer_returns() {
     let fake = obliging().await;
-    let Replica { actions, peers, other, agent } = replica(&fake).await;
+    let Replica { actions, peers, other, agent, .. } = replica(&fake).await;
     let question = OpenQuestion {
         task_id: "t".into(),
         context_id: None,
@@ -264,7 +271,7 @@ async fn a_question_of_a_launched_agent_is_lost_only_when_its_replica_no_longer_
 #[tokio::test]
 async fn a_conversation_of_a_launched_agent_waits_for_a_replica_that_may_return() {
     let fake = obliging().await;
-    let Replica { actions, peers, other, agent } = replica(&fake).await;
+    let Replica { actions, peers, other, agent, .. } = replica(&fake).await;
     let caller = Caller::default();
     let session = SessionId { agent: &agent, caller: &caller, id: "s-1", is_launched: true };
     other.sessions.place(session).await.unwrap();
@@ -299,4 +306,30 @@ async fn a_verified_caller_refers_only_to_its_own_tasks() {
     // Callers that share one identity may refer to tasks that nobody here knows.
     peers.set(|known| known.holder = Holder::Nowhere);
     assert_eq!(call(referring("unknown"), &Caller::default()).await["status"], "COMPLETED");
+}
+
+#[tokio::test]
+async fn an_adopted_task_that_asks_keeps_its_follow_up_id_without_a_search_for_each_task() {
+    let fake = FakeAgent::start(|_| ok(&task("input-required", &json!("c"), "which?"))).await;
+    // How the bridge identifies the question.
+    let first = replica(&fake).await;
+    let asked = invoke(&first.actions, Meta::default(), &CallOptions::default(), ForwardError::Gone).await;
+    let id = Uuid::try_parse(asked["data"]["follow_up_id"].as_str().unwrap()).unwrap();
+    let question = first.actions.state.follow_ups.find(&first.agent, &id).await.unwrap().unwrap().question;
+    // The other replica has stored the question, and died before it has recorded it with the task.
+    let Replica { actions, peers, other, agent, store } = replica(&fake).await;
+    let began =
+        Observer { began: std::time::SystemTime::now(), is_lookup: false, takeover: Takeover::New, run: 0 };
+    other.tasks.record(&agent, "t", submitted(TaskState::Working), began).await.unwrap();
+    let issued = other.follow_ups.issue(&agent, question, Duration::from_secs(60)).await.unwrap();
+    peers.set(|known| known.liveness = Liveness::Dead);
+    let outline = actions.state.tasks.find_current(&agent, "t").await.unwrap().unwrap();
+    let questions = actions.state.follow_ups.unsettled(&agent).try_collect().await.unwrap();
+    let scans = store.scans.load(Relaxed);
+    let admission = Arc::new(Semaphore::new(1)).acquire_owned().await.unwrap();
+    actions.adopt_task(AbandonedTask { id: "t".to_owned(), outline, questions }, admission, || ()).await;
+    let adopted = actions.state.tasks.find_current(&agent, "t").await.unwrap().unwrap();
+    assert_eq!(adopted.state, TaskState::InputRequired);
+    assert_eq!(adopted.follow_up.map(|follow_up| follow_up.id), Some(issued.id));
+    assert_eq!(store.scans.load(Relaxed), scans, "the questions of all tasks are read once");
 }

@@ -46,7 +46,7 @@ use self::bucket::Bucket;
 use self::outage::Outage;
 use self::scan::Scan;
 use crate::config::StateReplicas;
-use crate::state::ledger::{HolderId, Stored, holder};
+use crate::state::ledger::{Holder, Stored};
 use crate::state::stats::{Operation, StoreStats};
 use crate::state::{
     ABSENT, Durability, Lifetime, RecordKey, RecordKind, Revision, StateStore, StoreUnavailable,
@@ -72,7 +72,7 @@ const HOLDER: &str = "A2A-Holder";
 /// A record to write.
 struct NewRecord<'a> {
     subject: &'a str,
-    holder: HolderId,
+    holder: Holder,
     value: Bytes,
     ttl: Duration,
 }
@@ -188,7 +188,7 @@ impl JetStreamStore {
     async fn put(&self, record: &NewRecord<'_>, expected: Revision) -> Written {
         let NewRecord { subject, holder, value, ttl } = record;
         let mut headers = HeaderMap::new();
-        headers.insert(HOLDER, format!("{holder:032x}"));
+        headers.insert(HOLDER, holder.to_string());
         headers.insert(EXPECTED_REVISION, expected.to_string());
         headers.insert(TTL, ttl_seconds(*ttl).to_string());
         Written(self.api.request(subject, Some(headers), value.clone()).await.map(|Confirmation { seq }| seq))
@@ -245,7 +245,7 @@ impl StateStore for JetStreamStore {
             let passage = self.enter(kind).ok_or(WriteError::Unavailable)?;
             let (bucket, began) = (self.bucket(kind), Instant::now());
             let subject = bucket.subject(key);
-            let holder = holder(&key.agent, &key.caller);
+            let holder = Holder::new(&key.agent, &key.caller);
             let record = NewRecord { subject: &subject, holder, value, ttl: lifetime.ttl };
             let written = match expected {
                 ABSENT => self.create(bucket, &record).await,
@@ -274,7 +274,7 @@ impl StateStore for JetStreamStore {
         self.bucket(kind).capacity()
     }
 
-    fn sizes(&self, kind: RecordKind) -> BoxStream<'_, Result<(HolderId, Stored), StoreUnavailable>> {
+    fn sizes(&self, kind: RecordKind) -> BoxStream<'_, Result<(Holder, Stored), StoreUnavailable>> {
         let begin = async move {
             let passage = self.enter(kind).ok_or(StoreUnavailable)?;
             let began = Instant::now();

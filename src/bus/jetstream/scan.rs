@@ -15,7 +15,7 @@ use super::api::{Api, ApiError};
 use super::bucket::Bucket;
 use super::{HOLDER, TTL, is_marker};
 use crate::state::StoredRecord;
-use crate::state::ledger::{HolderId, Stored};
+use crate::state::ledger::{Holder, Stored};
 
 /// Interval of the server's heartbeats, and how long the scan waits for a message.
 const HEARTBEAT: Duration = Duration::from_secs(2);
@@ -25,7 +25,7 @@ const INACTIVE_THRESHOLD: Duration = Duration::from_secs(5);
 /// The size of a message whose value is left out.
 const SIZE: &str = "Nats-Msg-Size";
 /// Bytes of a record in addition to its value and its subject.
-const OVERHEAD: u64 = 200;
+const OVERHEAD: u64 = 236;
 
 pub(super) struct Scan {
     messages: Subscriber,
@@ -89,11 +89,11 @@ impl Scan {
     }
 
     /// The size of the next record that says for whose quota it counts; `None` at the end.
-    pub(super) async fn next_size(&mut self) -> Result<Option<(HolderId, Stored)>, ApiError> {
+    pub(super) async fn next_size(&mut self) -> Result<Option<(Holder, Stored)>, ApiError> {
         while let Some((message, position)) = self.next_message().await? {
             let size = message.headers.as_ref().and_then(|headers| {
                 let header = |name| headers.get(name).map(HeaderValue::as_str);
-                let holder = HolderId::from_str_radix(header(HOLDER)?, 16).ok()?;
+                let holder = Holder::parse(header(HOLDER)?)?;
                 let value: u64 = header(SIZE)?.parse().ok()?;
                 let ttl = Duration::from_secs(header(TTL)?.parse().ok()?);
                 let expires_in = ttl.saturating_sub(position.written_at.elapsed().unwrap_or_default());

@@ -52,17 +52,29 @@ pub(crate) struct Owner {
 /// Records by kind, in the order of [`RecordKind::ALL`].
 pub(crate) type RecordCounts = [u64; RecordKind::ALL.len()];
 
-/// All buckets of bridges with this subject prefix that exist.
-pub(crate) async fn buckets(api: &Api, subject_prefix: &str) -> Result<Vec<BucketSummary>, ApiError> {
+/// All buckets of bridges with this subject prefix that exist, and the object store with this name. The records of that are
+/// the chunks and the metadata of files.
+pub(crate) async fn buckets(
+    api: &Api,
+    subject_prefix: &str,
+    object_store: &str,
+) -> Result<Vec<BucketSummary>, ApiError> {
     let mut found = Vec::new();
-    for kind in RecordKind::ALL {
-        let bucket = Bucket::new(subject_prefix, kind);
-        match bucket.info(api).await {
-            Ok(info) => found.push(BucketSummary::new(bucket.name, info)),
+    let mut add = |name: String, info: Result<StreamInfo, ApiError>| {
+        match info {
+            Ok(info) => found.push(BucketSummary::new(name, info)),
             Err(error) if error.code() == Some(code::STREAM_NOT_FOUND) => {}
             Err(error) => return Err(error),
         }
+        Ok(())
+    };
+    for kind in RecordKind::ALL {
+        let bucket = Bucket::new(subject_prefix, kind);
+        let info = bucket.info(api).await;
+        add(bucket.name, info)?;
     }
+    let info = api.call(&format!("STREAM.INFO.OBJ_{object_store}"), None::<&()>).await;
+    add(object_store.to_owned(), info)?;
     Ok(found)
 }
 

@@ -98,6 +98,11 @@ impl Catalog {
         files.into_iter().take(max).map(|(name, _)| name.clone()).collect()
     }
 
+    /// How many files there are, and the bytes in the bucket.
+    pub(super) fn size(&self) -> (usize, u64) {
+        (self.files.len(), self.used)
+    }
+
     pub(super) fn contains(&self, name: &str) -> bool {
         self.files.contains_key(name)
     }

@@ -15,6 +15,7 @@
 mod bucket;
 mod catalog;
 mod cursors;
+mod figures;
 mod health;
 mod jetstream;
 mod metadata;
@@ -39,6 +40,7 @@ use uuid::Uuid;
 
 use self::catalog::Catalog;
 use self::cursors::Cursors;
+pub(crate) use self::figures::FileFigures;
 use self::jetstream::{JetStream, StoreError};
 use self::metadata::ObjectMetadata;
 use self::quota::{OpenWriters, Owner};

@@ -89,6 +89,10 @@ impl OpenWriters {
         self.writers.contains_key(content_id)
     }
 
+    pub(super) fn count(&self) -> usize {
+        self.writers.len()
+    }
+
     /// Reserves further bytes for a content.
     pub(super) fn reserve(&mut self, content_id: &str, owner: Owner, bytes: u64) {
         self.writers.entry(content_id.to_owned()).or_insert((owner, 0)).1 += bytes;

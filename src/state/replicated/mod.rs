@@ -35,7 +35,7 @@ use tokio::sync::Notify;
 use self::deferred::{DeferredWrite, DeferredWrites};
 use self::flusher::{InFlight, Landing};
 use super::clock::{Instant, wall_time};
-use super::ledger::{self, Ledger, Stored, stored_size};
+use super::ledger::{Holder, Ledger, Stored, stored_size};
 use super::quota::{Quotas, SMALL_ENTRY};
 use super::record_tables::RecordTables;
 use super::stats::StoreStats;
@@ -562,7 +562,7 @@ impl StateStore for ReplicatedStore {
             if !self.shared.is_shared() {
                 return self.write_locally(kind, key, expected, value, lifetime);
             }
-            let holder = ledger::holder(&key.agent, &key.caller);
+            let holder = Holder::new(&key.agent, &key.caller);
             let bytes = stored_size(key, value.len());
             if expected == ABSENT
                 && let Some(capacity) = self.shared.capacity(kind)
@@ -589,7 +589,7 @@ impl StateStore for ReplicatedStore {
         if !self.ledger.is_tight() || !self.shared.is_shared() {
             return None;
         }
-        let holder = ledger::holder(agent, caller);
+        let holder = Holder::new(agent, caller);
         let bytes = SMALL_ENTRY as u64;
         [RecordKind::FollowUp, RecordKind::Task].into_iter().find(|kind| {
             let capacity = self.shared.capacity(*kind);

@@ -78,13 +78,29 @@ fn check(table: &BoundedTable<usize>, agent: &str) -> usize {
         let protected = own.iter().filter(is_protected).map(|row| row.bytes).sum::<usize>();
         assert_eq!(holder.protected_bytes, protected);
         let usage = rows.quota.caller(&holder.caller);
-        assert!(usage.is_none_or(|usage| usage.protected_bytes(rows.kind).load(Relaxed) == protected));
+        assert!(usage.is_none_or(|usage| usage.own.protected_bytes(rows.kind).load(Relaxed) == protected));
     }
+    check_tenants(rows);
     for row in all() {
         let slot = rows.find(row.hash, &row.id).expect("every row can be found");
         assert_eq!(rows.row(slot).id, row.id);
     }
     rows.rows.len()
+}
+
+fn check_tenants(rows: &AgentRows<usize>) {
+    let mut by_tenant: HashMap<_, Vec<_>> = HashMap::new();
+    for (_, row) in &rows.rows {
+        let caller = &rows.holders.get(row.holder).caller;
+        by_tenant.entry(caller.tenant()).or_default().push((caller, row));
+    }
+    for (tenant, own) in by_tenant {
+        let protected = own.iter().filter(|(_, row)| row.protected_until.is_some());
+        let protected = protected.map(|(_, row)| row.bytes).sum::<usize>();
+        assert_eq!(rows.holders.protected_bytes_of_tenant(&tenant), protected);
+        let usage = rows.quota.caller(own[0].0);
+        assert!(usage.is_none_or(|usage| usage.tenant.protected_bytes(rows.kind).load(Relaxed) == protected));
+    }
 }
 
 fn counts(table: &BoundedTable<usize>, agent: &str) -> (u64, u64) {
@@ -339,9 +355,9 @@ fn fill(table: &mut BoundedTable<usize>, caller: &Caller, from: usize, bytes: us
 }
 
 #[test]
-fn a_caller_that_holds_less_than_others_loses_nothing_to_them() {
+fn a_tenant_that_holds_less_than_others_loses_nothing_to_them() {
     let (mut table, now) = (table(1 << 20, 1), Instant::now());
-    let [alice, bob] = ["T/alice", "T/bob"].map(Caller::verified);
+    let [alice, bob] = ["T/alice", "U/bob"].map(Caller::verified);
     (0..100).for_each(|id| put_for(&mut table, &alice, "a", id, 1000, EVICTABLE, now).unwrap());
     for id in 1000..6000 {
         put_for(&mut table, &bob, "a", id, 1000, EVICTABLE, now).unwrap();
@@ -359,11 +375,37 @@ fn a_caller_that_holds_less_than_others_loses_nothing_to_them() {
 }
 
 #[test]
+fn a_caller_that_holds_less_than_others_of_its_tenant_loses_nothing_to_them() {
+    let (mut table, now) = (table(1 << 20, 1), Instant::now());
+    let [alice, bob] = ["T/alice", "T/bob"].map(Caller::verified);
+    (0..100).for_each(|id| put_for(&mut table, &alice, "a", id, 1000, EVICTABLE, now).unwrap());
+    (1000..6000).for_each(|id| put_for(&mut table, &bob, "a", id, 1000, EVICTABLE, now).unwrap());
+    check(&table, "a");
+    assert!((0..100).all(|id| holds(&table, "a", id, now)), "alice holds less than bob");
+}
+
+#[test]
+fn a_tenant_with_many_users_evicts_nothing_of_a_tenant_that_holds_less() {
+    let (mut table, now) = (table(1 << 20, 1), Instant::now());
+    let alice = Caller::verified("T/alice");
+    (0..100).for_each(|id| put_for(&mut table, &alice, "a", id, 1000, EVICTABLE, now).unwrap());
+    for id in 1000..6000 {
+        let user = Caller::verified(&format!("U/user{}", id % 200));
+        put_for(&mut table, &user, "a", id, 1000, EVICTABLE, now).unwrap();
+    }
+    check(&table, "a");
+    assert!(
+        (0..100).all(|id| holds(&table, "a", id, now)),
+        "each user holds less than alice, all together more"
+    );
+}
+
+#[test]
 fn protected_rows_of_a_verified_caller_leave_room_for_others() {
     // Calls reserve no room for idempotency keys.
     let quotas = Quotas::new(0);
     let (mut table, now) = (BoundedTable::new(&quotas, QuotaKind::IdempotencyKey), Instant::now());
-    let [alice, bob, shared] = [Caller::verified("T/alice"), Caller::verified("T/bob"), Caller::default()];
+    let [alice, bob, shared] = [Caller::verified("T"), Caller::verified("U"), Caller::default()];
     let of_alice = fill(&mut table, &alice, 0, 100, now);
     let of_bob = fill(&mut table, &bob, 10_000, 100, now);
     let of_shared = fill(&mut table, &shared, 20_000, 100, now);

@@ -9,21 +9,21 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, SystemTime};
 
-use futures_util::TryStreamExt as _;
 use futures_util::future::BoxFuture;
+use futures_util::stream::{Stream, StreamExt as _};
 use tokio::sync::{Notify, mpsc};
 use uuid::Uuid;
 
 use super::super::super::State;
 use super::super::super::clock::wall_time;
 use super::super::super::follow_ups::{
-    AdoptedQuestion, Claim, ClaimResult, FollowUpState, NewFollowUp, OpenQuestion, SentAnswer, expired,
+    AdoptedQuestion, Claim, ClaimResult, FollowUpState, NewFollowUp, OpenQuestion, UnsettledQuestion, expired,
 };
 use super::super::super::peers::{Holder, InstanceId, Liveness, Peers};
 use super::super::super::quota::Quotas;
 use super::super::super::replicated::ReplicatedStore;
 use super::super::super::tasks::{Observer, RecordResult, Takeover, TaskOutline, TaskRecord};
-use super::super::super::{RecordKey, RecordKind, StateStore};
+use super::super::super::{RecordKey, RecordKind, StateStore, StoreUnavailable};
 use super::super::free;
 use super::agent::{Seen, SendError};
 use super::executor::Owner;
@@ -64,13 +64,16 @@ pub(super) struct Run {
     is_first: AtomicBool,
     /// The follow-up id that it answers.
     answered: Option<Uuid>,
+    /// For an adopted task: its questions that were not settled.
+    questions: Vec<UnsettledQuestion>,
     number: u64,
 }
 
 impl Run {
     fn new(state: &State, purpose: Purpose, is_submit: bool) -> Self {
         let number = if purpose == Purpose::Lookup { 0 } else { state.tasks.next_run() };
-        Self { purpose, is_submit, began: wall_time(), is_first: true.into(), answered: None, number }
+        let (is_first, questions) = (true.into(), Vec::new());
+        Self { purpose, is_submit, began: wall_time(), is_first, answered: None, questions, number }
     }
 
     fn takeover(&self) -> Takeover {
@@ -280,7 +283,7 @@ impl Replica {
             return Ok((open, None));
         }
         if run.purpose == Purpose::Adopted
-            && let Some(open) = state.follow_ups.find_open(agent, &id, fingerprint).await?
+            && let Some(open) = state.follow_ups.find_open(agent, &run.questions, fingerprint).await?
         {
             return Ok((open, None));
         }
@@ -658,6 +661,8 @@ impl Replica {
     /// As in `dispatch::maintenance::run`.
     async fn adopt_from_dead(self) {
         let mut known_dead: HashSet<InstanceId> = HashSet::new();
+        // Those whose tasks could not all be read.
+        let mut incomplete: Vec<InstanceId> = Vec::new();
         let mut rounds = self.world.below(15);
         loop {
             tokio::time::sleep(Duration::from_secs(2)).await;
@@ -667,37 +672,46 @@ impl Replica {
             for instance in all {
                 match self.world.liveness(self.index, instance) {
                     Liveness::Dead if known_dead.insert(instance) => dead.push(instance),
-                    Liveness::Alive => drop(known_dead.remove(&instance)),
+                    Liveness::Alive => {
+                        known_dead.remove(&instance);
+                        incomplete.retain(|known| *known != instance);
+                    }
                     _ => {}
                 }
             }
             if rounds.is_multiple_of(15) {
                 dead.extend(self.dead_owners().await);
             }
+            incomplete.retain(|instance| !dead.contains(instance));
+            dead.append(&mut incomplete);
             for from in dead {
-                self.adopt_all(from).await;
+                if !self.adopt_all(from).await {
+                    self.world.count("searches that broke");
+                    incomplete.push(from);
+                }
             }
         }
     }
 
-    async fn foreign(&self) -> Vec<(String, TaskOutline)> {
-        let found: Result<Vec<_>, _> = self.state.tasks.foreign(&self.agent).try_collect().await;
-        let mut found = found.unwrap_or_default();
+    /// The tasks that other replicas follow, and whether these are all.
+    async fn foreign(&self) -> (Vec<(String, TaskOutline)>, bool) {
+        let (mut found, is_complete) = collect(self.state.tasks.foreign(&self.agent)).await;
         found.sort_by(|(one, _), (other, _)| one.cmp(other));
-        found
+        (found, is_complete)
     }
 
-    async fn sending(&self) -> Vec<SentAnswer> {
-        let found: Result<Vec<_>, _> = self.state.follow_ups.sending(&self.agent).try_collect().await;
-        let mut found = found.unwrap_or_default();
-        found.sort_by_key(|sent| (sent.by, sent.task_id.clone(), self.world.name(sent.id)));
-        found
+    async fn unsettled(&self) -> (Vec<UnsettledQuestion>, bool) {
+        let (mut found, is_complete) = collect(self.state.follow_ups.unsettled(&self.agent)).await;
+        found.sort_by_key(|question| {
+            (question.sender, question.task_id.clone(), self.world.name(question.id))
+        });
+        (found, is_complete)
     }
 
     async fn dead_owners(&self) -> Vec<InstanceId> {
         let mut dead = Vec::new();
-        let owners = self.foreign().await.into_iter().map(|(_, task)| task.owner);
-        let senders = self.sending().await.into_iter().map(|sent| sent.by);
+        let owners = self.foreign().await.0.into_iter().map(|(_, task)| task.owner);
+        let senders = self.unsettled().await.0.into_iter().filter_map(|question| question.sender);
         for owner in owners.chain(senders) {
             if !dead.contains(&owner) && self.state.peers.liveness(owner).await == Liveness::Dead {
                 dead.push(owner);
@@ -706,27 +720,37 @@ impl Replica {
         dead
     }
 
-    async fn adopt_all(&self, from: InstanceId) {
+    /// Returns whether all tasks were read.
+    async fn adopt_all(&self, from: InstanceId) -> bool {
         tokio::time::sleep(self.world.millis(0..300)).await;
-        let mut found = self.foreign().await;
+        let (mut found, mut is_complete) = self.foreign().await;
         found.retain(|(_, task)| task.owner == from);
-        for SentAnswer { id, task_id, .. } in self.sending().await.into_iter().filter(|sent| sent.by == from)
+        let (mut questions, all_questions) = self.unsettled().await;
+        is_complete &= all_questions;
+        questions.retain(|question| {
+            question.sender == Some(from)
+                || question.owner == from
+                || found.iter().any(|(id, _)| *id == question.task_id)
+        });
+        for UnsettledQuestion { id, task_id, .. } in
+            questions.iter().filter(|question| question.sender == Some(from))
         {
-            let Ok(task) = self.state.tasks.find_current(&self.agent, &task_id).await else { continue };
-            match task {
-                Some(task) if task.follow_up.as_ref().is_some_and(|named| named.id == id) => {
+            match self.state.tasks.find_current(&self.agent, task_id).await {
+                Ok(Some(task)) if task.follow_up.as_ref().is_some_and(|named| named.id == *id) => {
                     if task.owner != from {
-                        found.push((task_id, task));
+                        found.push((task_id.clone(), task));
                     }
                 }
-                _ => drop(self.state.follow_ups.adopt(&self.agent, &id, from).await),
+                Ok(_) => is_complete &= self.state.follow_ups.adopt(&self.agent, id, from).await.is_ok(),
+                Err(_) => is_complete = false,
             }
         }
         self.world.shuffle(&mut found);
         for (id, outline) in found {
-            let owner = outline.owner;
-            self.spawn(|this| async move { this.adopt(&id, &outline, owner).await });
+            let questions = questions.iter().filter(|question| question.task_id == id).cloned().collect();
+            self.spawn(|this| async move { this.adopt(&id, &outline, questions).await });
         }
+        is_complete
     }
 
     /// As in `Actions::become_owner`.
@@ -751,7 +775,8 @@ impl Replica {
     }
 
     /// As in `Actions::adopt_task`.
-    async fn adopt(&self, id: &str, outline: &TaskOutline, from: InstanceId) {
+    async fn adopt(&self, id: &str, outline: &TaskOutline, questions: Vec<UnsettledQuestion>) {
+        let from = outline.owner;
         let Ok(task) = id.trim_start_matches('t').parse::<usize>() else { return };
         let Some(record) = self.become_owner(id, task, from).await else { return };
         if record.state.is_final() || record.reply.is_err() {
@@ -769,7 +794,7 @@ impl Replica {
         if record.state == TaskState::InputRequired && is_open {
             return;
         }
-        let run = Run::new(&self.state, Purpose::Adopted, true);
+        let run = Run { questions, ..Run::new(&self.state, Purpose::Adopted, true) };
         let seen = loop {
             match self.world.get_task(task).await {
                 Some(seen) => break seen,
@@ -780,4 +805,17 @@ impl Replica {
             self.record_untracked(&run, task, error).await;
         }
     }
+}
+
+/// What a scan has returned before it ended or broke, and whether that is all.
+async fn collect<T>(scan: impl Stream<Item = Result<T, StoreUnavailable>>) -> (Vec<T>, bool) {
+    let mut scan = std::pin::pin!(scan);
+    let mut found = Vec::new();
+    while let Some(item) = scan.next().await {
+        match item {
+            Ok(item) => found.push(item),
+            Err(StoreUnavailable) => return (found, false),
+        }
+    }
+    (found, true)
 }

@@ -251,9 +251,16 @@ impl StateStore for SharedStore {
             if !self.world.has_store(self.replica) || self.world.fails(self.world.mix.read_faults) {
                 return vec![Err(StoreUnavailable)];
             }
-            let found = self.world.records.lock().unwrap().all(kind);
+            let mut found = self.world.records.lock().unwrap().all(kind);
             self.world.latency().await;
-            found.into_iter().map(Ok).collect()
+            let breaks = self.world.fails(self.world.mix.read_faults);
+            if breaks {
+                // In the middle.
+                found.sort_unstable_by_key(|record| record.revision);
+                found.truncate(found.len() / 2);
+            }
+            let end = breaks.then_some(Err(StoreUnavailable));
+            found.into_iter().map(Ok).chain(end).collect()
         };
         records.into_stream().flat_map(stream::iter).boxed()
     }
