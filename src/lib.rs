@@ -108,7 +108,7 @@
 //! | where a command finds NATS, and with which credentials | `NatsArgs::source` in `cli/nats_args.rs`; contexts of the `nats` tool in `cli/nats_context.rs` |
 //! | which tasks operators see in a list | `Tasks::list` in `state/tasks/list.rs`, for `Controller::send_tasks` in `bus/control.rs` |
 //! | whether a discovery request waits for its answer or is dropped | `read` in `bus/service/responder.rs` |
-//! | whether there is memory for a request, a response or a reply | `MemoryAccount::charge` in `memory.rs`; `Dispatcher::arrive` charges requests, `Outbox::publish` in `bus/outbox.rs` charges what waits to be sent |
+//! | whether there is memory for a request, a response or a reply | `MemoryAccount::charge` in `memory.rs`; `Dispatcher::arrive` charges requests, `Outbox::publish` in `bus/outbox.rs` charges what waits to be sent; `FetchMemory` in `files/fetch.rs` charges files that are fetched, `FileServer::accept` in `bus/file_service.rs` requests for files |
 //! | when freed memory returns to the system | `run` in `memory/reclaimer.rs` |
 //! | whether an agent waits for others before it sends, because the server is slow | `Outbox::pass_gate` in `bus/outbox.rs`; `bus/outbox/congestion.rs` says what is slow |
 //! | when a sent message no longer counts in the send window of its agent | `Confirmations::confirm` in `bus/outbox/confirmations.rs` |

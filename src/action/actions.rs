@@ -7,12 +7,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::{Semaphore, mpsc, watch};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use super::adoption::ADOPTED_READS;
 use super::assemble::ArtifactRules;
-use super::files::resolve_files;
+use super::files::{ResolvedParts, resolve_files};
 use super::location::{Located, TaskAccess};
 use super::params::Template;
 use super::progress::{ForwardError, NoProgress, Progress};
@@ -24,7 +25,7 @@ use super::run::{
 use crate::a2a::LiveAgent;
 use crate::a2a::client::ClientError;
 use crate::a2a::dialect::OutgoingMessage;
-use crate::a2a::model::{Task, TaskState};
+use crate::a2a::model::{Part, Task, TaskState};
 use crate::a2a::retry::Retries;
 use crate::caller::Caller;
 use crate::config::AgentConfig;
@@ -163,6 +164,17 @@ impl Actions {
         options.timeout.map_or(max, |timeout| timeout.min(max))
     }
 
+    /// Prepares the files of a call to be sent. They get a part of its time, and never more than `request_timeout`: a host that
+    /// sends slowly must not hold a stream or a submitted task for as long as these may take.
+    pub(super) async fn resolve_files(
+        &self,
+        parts: Vec<Part>,
+        deadline: Instant,
+    ) -> Result<ResolvedParts, ActionError> {
+        let until = deadline.min(Instant::now() + self.config.request_timeout);
+        resolve_files(parts, until, &self.memory).await
+    }
+
     pub(crate) async fn invoke(
         &self,
         skill: &CallableSkill,
@@ -170,12 +182,13 @@ impl Actions {
         options: &CallOptions,
         progress: &mut impl Progress,
     ) -> Reply {
+        let deadline = Instant::now() + self.timeout(options);
         let live_agent = self.live_agent()?;
         let Invocation { parts, mut meta } = request;
         if options.caller.is_verified() && !meta.reference_task_ids.is_empty() {
             Box::pin(self.check_references(&meta.reference_task_ids, &options.caller)).await?;
         }
-        let parts = resolve_files(parts, self.timeout(options), &self.memory).await?;
+        let parts = self.resolve_files(parts, deadline).await?;
         let content = MessageContent::new(&self.memory, parts, &mut meta).await?;
         let output_modes: Arc<[String]> = if meta.output_modes.is_empty() {
             [&skill.output_modes, &live_agent.card.output_modes]
@@ -200,7 +213,7 @@ impl Actions {
             output_modes: Arc::clone(&output_modes),
             caller: &options.caller,
             trace: &options.trace,
-            timeout: self.timeout(options),
+            deadline,
             retries: Some(&retries),
             content,
             claim: None,
@@ -495,7 +508,7 @@ impl Actions {
             output_modes: Arc::default(),
             caller: &options.caller,
             trace: &options.trace,
-            timeout,
+            deadline: Instant::now() + timeout,
             retries: None,
             content: MessageContent::default(),
             claim: None,

@@ -156,7 +156,7 @@ impl Actions {
                     caller: &options.caller,
                     output_modes: Default::default(),
                     trace: &options.trace,
-                    timeout,
+                    deadline: tokio::time::Instant::now() + timeout,
                     retries: None,
                     content: MessageContent::default(),
                     claim: None,

@@ -1,8 +1,8 @@
 //! The files of a request: looks up those in the store, and fetches those at URLs that the configuration allows.
 
 use std::sync::Arc;
-use std::time::Duration;
 
+use tokio::time::Instant;
 use url::Url;
 
 use crate::a2a::model::{File, FileContent, Part, StoredContent};
@@ -19,10 +19,10 @@ pub(super) struct ResolvedParts {
     pub charge: Option<MemoryCharge>,
 }
 
-/// Prepares the files of a request to be sent. Most requests have none.
+/// Prepares the files of a request to be sent, until a point in time. Most requests have none.
 pub(super) async fn resolve_files(
     parts: Vec<Part>,
-    timeout: Duration,
+    until: Instant,
     memory: &Arc<MemoryAccount>,
 ) -> Result<ResolvedParts, ActionError> {
     let needs_resolution = |part: &Part| {
@@ -31,7 +31,7 @@ pub(super) async fn resolve_files(
     if !parts.iter().any(needs_resolution) {
         return Ok(ResolvedParts { parts, charge: None });
     }
-    let resolved = Box::pin(tokio::time::timeout(timeout, resolve_all(parts, memory))).await;
+    let resolved = Box::pin(tokio::time::timeout_at(until, resolve_all(parts, memory))).await;
     let late =
         || ActionError::new(Code::Timeout, "the files of the request could not be read within the timeout");
     resolved.unwrap_or_else(|_| Err(late()))

@@ -8,7 +8,6 @@ use tokio::time::Instant;
 use uuid::Uuid;
 
 use super::actions::Actions;
-use super::files::resolve_files;
 use super::progress::{ForwardError, Progress};
 use super::request::{CallOptions, FollowUpAnswer, MessageContent, Meta};
 use super::run::{
@@ -37,13 +36,14 @@ pub(crate) async fn answer(
     options: &CallOptions,
     progress: &mut impl Progress,
 ) -> Reply {
+    let deadline = Instant::now() + actions.timeout(options);
     let FollowUpAnswer { follow_up_id, parts } = answer;
     // Before the claim: while the agent is unavailable, there is no memory, or a file cannot be read, the id stays valid.
     let live_agent = match actions.live_agent() {
         Ok(live_agent) => live_agent,
         Err(error) => return answer_without_agent(actions, &follow_up_id, error, options, progress).await,
     };
-    let parts = resolve_files(parts, actions.timeout(options), &actions.memory).await?;
+    let parts = actions.resolve_files(parts, deadline).await?;
     let content = MessageContent::new(&actions.memory, parts, &mut Meta::default()).await?;
     let claimed = actions.state.follow_ups.claim(&actions.agent, &options.caller, &follow_up_id).await?;
     failpoint::hit("answer-claimed").await;
@@ -64,7 +64,7 @@ pub(crate) async fn answer(
         output_modes: Arc::clone(&question.output_modes),
         caller: &options.caller,
         trace: &options.trace,
-        timeout: actions.timeout(options),
+        deadline,
         retries: Some(&retries),
         content,
         claim: claim.sender(actions.state.tasks.is_only_here(&actions.agent, &question.task_id)),

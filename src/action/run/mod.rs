@@ -77,7 +77,7 @@ pub(super) struct RunInput<'a> {
     /// The caller to whom the task belongs.
     pub(super) caller: &'a Caller,
     pub(super) trace: &'a TraceContext,
-    pub(super) timeout: Duration,
+    pub(super) deadline: Instant,
     /// The retries of the message, for the reply.
     pub(super) retries: Option<&'a Retries>,
     pub(super) content: MessageContent,
@@ -173,7 +173,7 @@ impl<'a, P: Progress> CallRun<'a, P> {
             progress,
             mode: input.mode,
             trace: input.trace,
-            deadline: Instant::now() + input.timeout,
+            deadline: input.deadline,
             has_task_id: false,
             is_abandoned: false,
         };

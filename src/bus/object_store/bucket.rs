@@ -1,7 +1,7 @@
 //! Finds or creates the bucket for files, and gives it the limits of the configuration.
 
-use serde::Serialize;
-use serde_json::{Value, json};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 
 use super::jetstream::{JetStream, NO_ROOM};
 use super::metadata::stream_name;
@@ -13,8 +13,11 @@ use crate::files::FileRules;
 const NO_REPLICAS: [u32; 2] = [code::REPLICAS_NOT_SUPPORTED, code::NO_SUITABLE_PEERS];
 /// A smaller bucket is of no use.
 const MIN_BUCKET: i64 = 16 << 20;
+const MAX_BYTES: &str = "max_bytes";
+/// Shows whether the server is new enough.
+const MSG_TTL: &str = "allow_msg_ttl";
 /// What the bridge needs of the stream.
-const NEEDED: [&str; 3] = ["allow_rollup_hdrs", "allow_direct", "allow_msg_ttl"];
+const NEEDED: [&str; 3] = ["allow_rollup_hdrs", "allow_direct", MSG_TTL];
 
 /// The stream of a bucket, as ADR-20 describes it.
 #[derive(Debug, Serialize)]
@@ -31,7 +34,6 @@ struct BucketConfig {
     num_replicas: u64,
     allow_rollup_hdrs: bool,
     allow_direct: bool,
-    /// Shows whether the server is new enough.
     allow_msg_ttl: bool,
 }
 
@@ -54,21 +56,31 @@ impl BucketConfig {
     }
 
     /// What an operator has set for an existing stream, with the limits of the configuration.
-    fn applied_to(&self, found: &Value) -> Value {
+    fn applied_to(&self, found: &FoundConfig) -> FoundConfig {
         let mut changed = found.clone();
         for needed in NEEDED {
-            changed[needed] = json!(true);
+            changed.insert(needed.to_owned(), true.into());
         }
-        changed["max_bytes"] = json!(self.max_bytes);
-        if changed["max_age"] != json!(self.max_age) {
-            changed["max_age"] = json!(self.max_age);
+        changed.insert(MAX_BYTES.to_owned(), self.max_bytes.into());
+        let max_age = Value::from(self.max_age);
+        if changed.insert("max_age".to_owned(), max_age.clone()) != Some(max_age) {
             // It must not be longer than the age. The server chooses another one.
-            if let Some(changed) = changed.as_object_mut() {
-                changed.remove("duplicate_window");
-            }
+            changed.remove("duplicate_window");
         }
         changed
     }
+}
+
+/// The configuration of a stream that exists, with all that an operator may have set.
+type FoundConfig = Map<String, Value>;
+
+#[derive(Deserialize)]
+struct FoundStream {
+    config: FoundConfig,
+}
+
+fn is_set(config: &FoundConfig, key: &str) -> bool {
+    config.get(key) == Some(&Value::Bool(true))
 }
 
 impl JetStream {
@@ -79,7 +91,7 @@ impl JetStream {
         };
         match self.find_or_create(BucketConfig::new(bucket, rules, replicas), replicas).await {
             // Older servers drop what they do not know, and have no batches either.
-            Ok(config) if config["allow_msg_ttl"] == true => {
+            Ok(config) if is_set(&config, MSG_TTL) => {
                 self.health.own.breaker.close();
                 Ok(())
             }
@@ -94,62 +106,70 @@ impl JetStream {
         &self,
         mut wanted: BucketConfig,
         replicas: StateReplicas,
-    ) -> Result<Value, ApiError> {
+    ) -> Result<FoundConfig, ApiError> {
         let info = format!("STREAM.INFO.{}", wanted.name);
         // Without retries: if nobody listens, that is the answer.
-        let found: Result<Value, _> = self.api.call_once(&info, None::<&()>).await;
-        let mut found = match found {
+        let found: Result<FoundStream, _> = self.api.call_once(&info, None::<&()>).await;
+        let FoundStream { config } = match found {
             Err(error) if error.code() == Some(code::STREAM_NOT_FOUND) => {
                 match self.create(&mut wanted, replicas).await {
                     // Another replica has created it in the meantime.
                     Err(error) if error.code() == Some(code::NAME_IN_USE) => {
                         self.api.call(&info, None::<&()>).await?
                     }
-                    created => return Ok(created?["config"].take()),
+                    created => return Ok(created?.config),
                 }
             }
             found => found?,
         };
-        self.adjust(&wanted, found["config"].take()).await
+        self.adjust(&wanted, config).await
     }
 
     /// Gives an existing stream the limits of the configuration. If that is not possible, it stays as it is.
-    async fn adjust(&self, wanted: &BucketConfig, found: Value) -> Result<Value, ApiError> {
+    async fn adjust(&self, wanted: &BucketConfig, found: FoundConfig) -> Result<FoundConfig, ApiError> {
         let update = format!("STREAM.UPDATE.{}", wanted.name);
         let mut changed = wanted.applied_to(&found);
+        let max_bytes = found.get(MAX_BYTES).cloned().unwrap_or_default();
         loop {
             if changed == found {
                 return Ok(found);
             }
-            let error = match self.api.call::<Value>(&update, Some(&changed)).await {
-                Ok(mut updated) => {
-                    let (max_bytes, stream) = (&changed["max_bytes"], &wanted.name);
-                    tracing::info!(stream, %max_bytes, "changed the limits of the bucket for files");
-                    return Ok(updated["config"].take());
+            let error = match self.api.call::<FoundStream>(&update, Some(&changed)).await {
+                Ok(FoundStream { config }) => {
+                    let max_bytes = config.get(MAX_BYTES).and_then(Value::as_i64);
+                    tracing::info!(
+                        stream = wanted.name,
+                        max_bytes,
+                        "changed the limits of the bucket for files"
+                    );
+                    return Ok(config);
                 }
                 Err(error) => error,
             };
-            if !NEEDED.iter().all(|needed| found[needed] == true) {
+            if !NEEDED.iter().all(|needed| is_set(&found, needed)) {
                 return Err(error);
             }
             let has_no_room = error.code().is_some_and(|code| NO_ROOM.contains(&code));
-            let max_bytes = &found["max_bytes"];
             tracing::warn!(
                 reason = %error,
                 %max_bytes,
                 "cannot change the limits of the bucket for files (`files.max_total`, `files.ttl`); keeping the current ones"
             );
-            if !has_no_room || changed["max_bytes"] == *max_bytes {
+            // The other limits may still change.
+            let replaced = changed.insert(MAX_BYTES.to_owned(), max_bytes.clone());
+            if !has_no_room || replaced.as_ref() == Some(&max_bytes) {
                 return Ok(found);
             }
-            // The other limits may still change.
-            changed["max_bytes"] = max_bytes.clone();
         }
     }
 
     /// Creates the stream. The number of copies and the size can be smaller than the configuration says, if the server has no
     /// more.
-    async fn create(&self, config: &mut BucketConfig, replicas: StateReplicas) -> Result<Value, ApiError> {
+    async fn create(
+        &self,
+        config: &mut BucketConfig,
+        replicas: StateReplicas,
+    ) -> Result<FoundStream, ApiError> {
         loop {
             let create = format!("STREAM.CREATE.{}", config.name);
             let created = self.api.call_once(&create, Some(&*config)).await;

@@ -1,6 +1,6 @@
 //! The requests to JetStream that files need.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -100,14 +100,11 @@ pub(super) struct BucketInfo {
     pub(super) max_bytes: Option<u64>,
     /// The bytes in it.
     pub(super) bytes: u64,
-    /// Those that match the filter of the request.
-    pub(super) subjects: Vec<String>,
 }
 
 impl BucketInfo {
     fn new(info: &Value) -> Self {
         let number = |pointer: &str| info.pointer(pointer).and_then(Value::as_u64).unwrap_or_default();
-        let subjects = info.pointer("/state/subjects").and_then(Value::as_object).into_iter().flatten();
         Self {
             created: info["created"].as_str().unwrap_or_default().to_owned(),
             last_sequence: number("/state/last_seq"),
@@ -115,9 +112,20 @@ impl BucketInfo {
             // Without a limit, it is negative.
             max_bytes: Some(number("/config/max_bytes")).filter(|bytes| *bytes > 0),
             bytes: number("/state/bytes"),
-            subjects: subjects.map(|(subject, _)| subject.clone()).collect(),
         }
     }
+}
+
+#[derive(Deserialize)]
+struct SubjectsInfo {
+    state: SubjectsState,
+}
+
+#[derive(Deserialize)]
+struct SubjectsState {
+    /// With the number of their messages.
+    #[serde(default)]
+    subjects: Option<HashMap<String, u64>>,
 }
 
 #[derive(Deserialize)]
@@ -192,10 +200,21 @@ impl JetStream {
         }
     }
 
-    /// What the leader of the bucket says about it, and the subjects that match `filter`, if there is one.
-    pub(super) async fn info(&self, bucket: &str, filter: Option<&str>) -> Result<BucketInfo, StoreError> {
-        let body = filter.map_or_else(|| json!({}), |filter| json!({ "subjects_filter": filter }));
-        Ok(BucketInfo::new(&self.call(bucket, "STREAM.INFO", &body).await?))
+    /// What the leader of the bucket says about it.
+    pub(super) async fn info(&self, bucket: &str) -> Result<BucketInfo, StoreError> {
+        Ok(BucketInfo::new(&self.call(bucket, "STREAM.INFO", &json!({})).await?))
+    }
+
+    /// The subjects of messages that match `filter`, after the first `offset` of them. The server sends 100,000 at most.
+    pub(super) async fn subjects(
+        &self,
+        bucket: &str,
+        filter: &str,
+        offset: usize,
+    ) -> Result<Vec<String>, StoreError> {
+        let request = json!({ "subjects_filter": filter, "offset": offset });
+        let info: SubjectsInfo = self.call(bucket, "STREAM.INFO", &request).await?;
+        Ok(info.state.subjects.unwrap_or_default().into_keys().collect())
     }
 
     /// Sends a chunk to be stored, after those before it. If the future is dropped before it is done, nothing is sent.

@@ -214,7 +214,8 @@ impl ObjectStore {
             }
             BucketState::Unknown | BucketState::Missing { .. } => {}
         }
-        let provisioned = self.jetstream.provision(&self.bucket, &self.rules).await;
+        // Boxed, because it is rare.
+        let provisioned = Box::pin(self.jetstream.provision(&self.bucket, &self.rules)).await;
         *lock(&self.state) = match &provisioned {
             Ok(()) => BucketState::Ready,
             Err(why) => BucketState::Missing { why: why.clone(), since: Instant::now() },
@@ -281,7 +282,7 @@ impl ObjectStore {
 
     /// Reads the metadata that is new in the bucket.
     async fn read_new_files(&self) -> Result<(), StoreError> {
-        let info = self.jetstream.info(&self.bucket, None).await?;
+        let info = self.jetstream.info(&self.bucket).await?;
         let next = lock(&self.catalog).begin(&info);
         let Some(mut next) = next else { return Ok(()) };
         let filter = format!("$O.{}.M.>", self.bucket);

@@ -108,30 +108,24 @@ async fn sweep(store: &ObjectStore) -> Result<bool, FileError> {
     if !store.is_available() {
         return Ok(false);
     }
-    let bucket = &store.bucket;
-    let prefix = format!("$O.{bucket}.C.");
-    let contents = store.jetstream.info(bucket, Some(&format!("{prefix}*"))).await;
-    let contents = contents.map_err(|error| store.failed(error))?.subjects;
+    let mut contents = unknown_contents(store).await.map_err(|error| store.failed(error))?;
     if contents.is_empty() {
         return Ok(false);
     }
+    // Some may be complete by now.
     store.refresh().await?;
-    let incomplete: Vec<(String, String)> = {
+    {
         let catalog = lock(&store.catalog);
-        let ids = contents.iter().filter_map(|subject| subject.strip_prefix(&prefix));
-        let incomplete = ids.filter_map(|id| {
-            let (instance, name) = parse_content_id(id)?;
-            (!catalog.contains(name)).then(|| (id.to_owned(), instance.to_owned()))
-        });
-        incomplete.collect()
-    };
+        contents.retain(|id| parse_content_id(id).is_some_and(|(_, name)| !catalog.contains(name)));
+    }
     let mut is_written = false;
-    for (id, instance) in incomplete {
+    for id in contents {
+        let Some((instance, _)) = parse_content_id(&id) else { continue };
         let is_own = instance == store.instance;
         if is_own && store.is_writing(&id) {
             continue;
         }
-        if !is_own && is_writing(store, &instance, &id).await {
+        if !is_own && is_writing(store, instance, &id).await {
             is_written = true;
             continue;
         }
@@ -142,6 +136,24 @@ async fn sweep(store: &ObjectStore) -> Result<bool, FileError> {
         tracing::info!(content = id, "removed an incomplete file");
     }
     Ok(is_written)
+}
+
+/// The contents of bridges in the bucket of which the catalog has no file.
+async fn unknown_contents(store: &ObjectStore) -> Result<Vec<String>, StoreError> {
+    let bucket = &store.bucket;
+    let prefix = format!("$O.{bucket}.C.");
+    let (mut unknown, mut offset) = (Vec::new(), 0);
+    loop {
+        let page = store.jetstream.subjects(bucket, &format!("{prefix}*"), offset).await?;
+        if page.is_empty() {
+            return Ok(unknown);
+        }
+        offset += page.len();
+        let catalog = lock(&store.catalog);
+        let is_unknown = |id: &&str| parse_content_id(id).is_some_and(|(_, name)| !catalog.contains(name));
+        let ids = page.iter().filter_map(|subject| subject.strip_prefix(&prefix));
+        unknown.extend(ids.filter(is_unknown).map(str::to_owned));
+    }
 }
 
 /// Whether a content certainly has no metadata, as the leader of the stream says. The catalog may be behind.

@@ -61,11 +61,16 @@ async fn store_incomplete(bridge: &Bridge) -> String {
     subject
 }
 
+/// Has the bridge sweep soon.
+async fn announce(bridge: &Bridge) {
+    let announcement = format!("{}.peer.files", bridge.prefix);
+    bridge.client.publish(announcement, "another bridge".into()).await.unwrap();
+}
+
 /// Has the bridge sweep, and waits until it has.
 async fn sweep(bridge: &Bridge) {
     let incomplete = store_incomplete(bridge).await;
-    let announcement = format!("{}.peer.files", bridge.prefix);
-    bridge.client.publish(announcement, "another bridge".into()).await.unwrap();
+    announce(bridge).await;
     eventually_within(Duration::from_secs(40), || async {
         (!bridge.stored_chunks().await.contains(&incomplete)).then_some(())
     })
@@ -446,4 +451,23 @@ async fn a_reply_never_refers_to_a_file_that_was_deleted_at_another_replica() {
         let url = ask().await;
         assert!(!urls.contains(&url), "{url} was deleted");
     }
+}
+
+#[tokio::test]
+async fn incomplete_files_are_found_behind_very_many_contents() {
+    let peer = Peer::completing("done");
+    let bridge = bridge_of(&peer).await;
+    // More contents than the server lists in one response, all before those of bridges.
+    let bucket = bridge.bucket();
+    for number in 0..100_000 {
+        bridge.client.publish(format!("$O.{bucket}.C.--{number}"), "x".into()).await.unwrap();
+    }
+    let incomplete = store_incomplete(&bridge).await;
+    announce(&bridge).await;
+    eventually_within(Duration::from_secs(40), || async {
+        let get = json!({ "last_by_subj": incomplete });
+        let found = bridge.jetstream(&format!("STREAM.MSG.GET.OBJ_{bucket}"), get).await;
+        (found["error"]["err_code"] == 10037).then_some(())
+    })
+    .await;
 }

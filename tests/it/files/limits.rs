@@ -1,11 +1,12 @@
-//! Limits of files: memory, quotas, and the shares of callers and tenants.
+//! Limits of files: memory, time, quotas, and the shares of callers and tenants.
 
 use std::future::IntoFuture as _;
+use std::time::Duration;
 
 use futures_util::future::{join_all, select_all};
 use serde_json::json;
 
-use super::{as_principal, store_object};
+use super::{as_principal, store_object, task_with};
 use crate::support::caller::Call;
 use crate::support::files::{jetstream_server, random_bytes};
 #[cfg(target_os = "linux")]
@@ -137,4 +138,38 @@ async fn a_small_file_of_unknown_size_fits_into_the_rest_of_the_quota() {
     let upload = begun["upload"].as_str().unwrap_or_else(|| panic!("{begun:?}")).to_owned();
     let stored = bridge.upload_chunk(&upload, 0, b"abc", true).await;
     assert_eq!(stored["size"], 3, "{stored:?}");
+}
+
+#[tokio::test]
+async fn a_host_that_sends_slowly_does_not_hold_a_stream_or_a_submitted_task() {
+    let pause = Duration::from_millis(100);
+    let host = Peer::start(move |_| Answer::Endless(Vec::new(), b"x".to_vec(), pause));
+    let peer = Peer::completing("done");
+    let bridge = Bridge::with(attached("peer", &peer.url()).set("request_timeout", "1s"))
+        .set("files", json!({"fetch_hosts": [host.url().replace("http://", "")]}))
+        .start_on(jetstream_server().await)
+        .await;
+    let body = json!({"prompt": "x", "files": [format!("{}/slow", host.url())]});
+    let reply = bridge.call("peer.ask", body.clone()).mode("submit").await;
+    reply.expect_error("timeout").saying("files");
+    let stream = bridge.call("peer.ask", body).stream().await;
+    stream.result.expect_error("timeout").saying("files");
+    assert_eq!(peer.calls("SendMessage").len(), 0);
+}
+
+#[tokio::test]
+async fn files_and_the_agent_share_the_timeout_of_a_call() {
+    let slow = |answer: Answer| {
+        std::thread::park_timeout(Duration::from_secs(2));
+        answer
+    };
+    let host = Peer::start(move |_| slow(Answer::Http(200, vec![], vec![1])));
+    let peer = Peer::agent(move |seen| slow(task_with(seen, &json!([{"text": "done"}]))));
+    let bridge = Bridge::with(attached("peer", &peer.url()).set("request_timeout", "3s"))
+        .set("files", json!({"fetch_hosts": [host.url().replace("http://", "")]}))
+        .start_on(jetstream_server().await)
+        .await;
+    bridge.prompt("peer.ask", "x").await.expect("COMPLETED");
+    let body = json!({"prompt": "x", "files": [format!("{}/slow", host.url())]});
+    bridge.call("peer.ask", body).await.expect_error("timeout");
 }
