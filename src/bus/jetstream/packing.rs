@@ -27,7 +27,7 @@ pub(super) fn pack(value: Bytes) -> Bytes {
 
 thread_local! {
     /// Its tables have 270 kB, so each thread makes them once.
-    static COMPRESS: RefCell<Compress> = RefCell::new(Compress::new(Compression::fast(), false));
+    static COMPRESS: RefCell<Compress> = RefCell::new(Compress::new(Compression::default(), false));
 }
 
 fn compress(value: &[u8]) -> Option<Vec<u8>> {

@@ -1,5 +1,4 @@
-use std::sync::LazyLock;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use proptest::prelude::*;
 
@@ -103,12 +102,9 @@ fn pem_key() -> String {
     (0..50).map(|_| line() + "\n").collect()
 }
 
-/// The CPU time of this thread, which does not depend on the load of the machine. Elsewhere than on Linux, the time.
+/// The CPU time of this thread, which does not depend on the load of the machine.
 fn cpu_time() -> Duration {
-    static START: LazyLock<Instant> = LazyLock::new(Instant::now);
-    let stat = std::fs::read_to_string("/proc/thread-self/schedstat").ok();
-    let nanoseconds = stat.and_then(|stat| stat.split(' ').next()?.parse().ok());
-    nanoseconds.map_or_else(|| START.elapsed(), Duration::from_nanos)
+    nix::time::clock_gettime(nix::time::ClockId::CLOCK_THREAD_CPUTIME_ID).unwrap().into()
 }
 
 /// The least time of several attempts.
