@@ -50,6 +50,7 @@
 //! | [`dispatch`] | the rules that apply to every request, through any front door | NATS |
 //! | [`files`] | files by reference: URLs, limits, fetching, and the interface of the store | NATS, A2A |
 //! | [`bus`] | NATS: connection, subjects, one service per agent, front doors, control commands | how processes run |
+//! | [`gateway`] | HTTP for the agents of all bridges, as a client of NATS | processes, A2A |
 //! | [`bridge`] | the order in which everything starts, reloads and stops | |
 //! | [`cli`] | arguments, exit codes, output for people | |
 //!
@@ -201,6 +202,7 @@ mod dispatch;
 mod failpoint;
 mod files;
 mod fuzz;
+mod gateway;
 
 mod json;
 mod memory;
