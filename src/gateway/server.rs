@@ -10,7 +10,7 @@ use axum::extract::ConnectInfo;
 use axum::http::Request;
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
-use hyper::service::Service as _;
+use hyper::service::Service;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -115,10 +115,10 @@ struct ClientService {
     client: SocketAddr,
 }
 
-impl hyper::service::Service<Request<Incoming>> for ClientService {
+impl Service<Request<Incoming>> for ClientService {
     type Response = axum::response::Response;
     type Error = std::convert::Infallible;
-    type Future = <TowerToHyperService<Router> as hyper::service::Service<Request<Incoming>>>::Future;
+    type Future = <TowerToHyperService<Router> as Service<Request<Incoming>>>::Future;
 
     fn call(&self, mut request: Request<Incoming>) -> Self::Future {
         request.extensions_mut().insert(ConnectInfo(self.client));

@@ -122,7 +122,8 @@ pub(super) struct FrameStream {
     pub(super) gateway: Arc<Gateway>,
     pub(super) replies: Replies,
     pub(super) agent: Token,
-    pub(super) place: OwnedSemaphorePermit,
+    /// Held until the stream ends.
+    pub(super) _place: OwnedSemaphorePermit,
 }
 
 impl FrameStream {

@@ -135,7 +135,7 @@ impl Call<'_> {
             return Ok(json_response(status, reply));
         }
         let (gateway, agent) = (Arc::clone(gateway), self.agent.token.clone());
-        Ok(FrameStream { gateway, replies, agent, place }.respond(first))
+        Ok(FrameStream { gateway, replies, agent, _place: place }.respond(first))
     }
 
     async fn failed(&self, reason: &NoReply) -> HttpError {
