@@ -17,6 +17,7 @@ use sha2::{Digest as _, Sha256};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use url::{Host, Url};
 
+use super::body::BodyUsage;
 use super::error::{HttpError, HttpResult};
 use super::rate::{FailureLimit, RateLimit};
 use crate::config::{GatewayConfig, GatewayRole, GatewayToken};
@@ -41,6 +42,8 @@ pub(super) struct Principal {
     agents: Option<Vec<String>>,
     rate: Option<RateLimit>,
     streams: Arc<Semaphore>,
+    /// The bodies of its requests.
+    pub(super) bodies: BodyUsage,
 }
 
 /// The name of a principal, and the same as the value of a NATS header.
@@ -58,6 +61,7 @@ impl Principal {
             agents: token.agents.clone(),
             rate: token.rate.map(RateLimit::new),
             streams,
+            bodies: BodyUsage::default(),
         }
     }
 
@@ -68,6 +72,7 @@ impl Principal {
             agents: None,
             rate: None,
             streams: Arc::new(Semaphore::new(streams)),
+            bodies: BodyUsage::default(),
         }
     }
 

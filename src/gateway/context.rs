@@ -1,24 +1,21 @@
 //! What a handler of a request gets: the gateway, who asks, and the parts of the request, with errors of the protocol.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use axum::body::Body;
 use axum::extract::{FromRequestParts, Path};
 use axum::http::request::Parts;
-use axum::http::{HeaderMap, StatusCode, header};
+use axum::http::HeaderMap;
 use bytes::Bytes;
-use http_body_util::{BodyExt as _, LengthLimitError, Limited};
 use serde::de::DeserializeOwned;
 
 use super::Gateway;
 use super::auth::Principal;
+use super::body::{self, Charge, MAX_BODY};
 use super::error::{HttpError, HttpResult};
 use crate::bus::subject::Token;
 use crate::text::shorten;
 
-/// Maximum bytes of a JSON body.
-pub(super) const MAX_BODY: usize = 10 << 20;
 /// Maximum bytes of a name in an error message.
 const MAX_NAME: usize = 80;
 
@@ -65,33 +62,17 @@ impl Context {
         HttpError::unavailable(format!("agent `{name}` {state}; try again later"))
     }
 
-    /// Reads a JSON body.
-    pub(super) async fn body(&self, headers: &HeaderMap, body: Body) -> HttpResult<Bytes> {
-        read_body(headers, body, self.gateway.limits().body_timeout).await
+    /// Reads a JSON body. The charge counts its memory until the request is sent.
+    pub(super) async fn body(&self, headers: &HeaderMap, body: Body) -> HttpResult<(Bytes, Charge)> {
+        let mut charge = Charge::new(&self.principal.bodies);
+        let timeout = self.gateway.limits().body_timeout;
+        let body = body::read(headers, body, MAX_BODY, timeout, &mut charge).await?;
+        Ok((body, charge))
     }
 }
 
 fn unknown_agent(name: &str) -> HttpError {
     HttpError::not_found(format!("there is no agent `{}`", shorten(name, MAX_NAME)))
-}
-
-/// Reads a body of at most [`MAX_BODY`] bytes.
-pub(super) async fn read_body(headers: &HeaderMap, body: Body, timeout: Duration) -> HttpResult<Bytes> {
-    let too_large = || HttpError::too_large(format!("the body has more than {MAX_BODY} bytes; upload files first"));
-    let length = headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse::<u64>().ok());
-    if length.is_some_and(|length| length > MAX_BODY as u64) {
-        return Err(too_large());
-    }
-    let late = || {
-        let message = format!("the body did not arrive within {} s", timeout.as_secs());
-        HttpError::invalid(message).with_status(StatusCode::REQUEST_TIMEOUT)
-    };
-    let collected = tokio::time::timeout(timeout, Limited::new(body, MAX_BODY).collect());
-    match collected.await.map_err(|_| late())? {
-        Ok(body) => Ok(body.to_bytes()),
-        Err(error) if error.downcast_ref::<LengthLimitError>().is_some() => Err(too_large()),
-        Err(_) => Err(HttpError::invalid("the body is incomplete")),
-    }
 }
 
 impl FromRequestParts<Arc<Gateway>> for Context {

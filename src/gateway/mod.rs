@@ -9,7 +9,7 @@
 //! | `router` | what applies to every request: rules, limits, headers, access log |
 //! | `auth`, `rate` | who sends a request, what they may do, and how often |
 //! | `mesh`, `directory` | requests over NATS; the agents that bridges announce |
-//! | `rest` | the handlers; `context` has what they get |
+//! | `rest` | the handlers; `context` and `body` have what they get |
 //! | `sse` | frames as server-sent events |
 //! | `server`, `tls`, `io` | connections and their limits |
 //!
@@ -22,6 +22,7 @@
 //! 4. If no bridge replies, the `directory` knows whether the agent does not exist (404) or is not available (503).
 
 mod auth;
+mod body;
 mod context;
 mod directory;
 mod docs_page;
@@ -51,6 +52,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use self::auth::AuthRules;
+use self::body::BodyUsage;
 use self::directory::Directory;
 use self::mesh::Mesh;
 use self::metrics::GatewayMetrics;
@@ -118,6 +120,8 @@ pub(crate) struct Gateway {
     settings: RwLock<Arc<Settings>>,
     router: RwLock<Option<Router>>,
     credentials: Arc<NatsCredentials>,
+    /// The bodies of clients that are not authenticated yet.
+    logins: BodyUsage,
     tasks: BackgroundTasks,
     connections: TaskTracker,
     address: OnceLock<SocketAddr>,
@@ -151,6 +155,7 @@ impl Gateway {
             settings: RwLock::new(Arc::new(settings)),
             router: RwLock::default(),
             credentials,
+            logins: BodyUsage::default(),
             tasks: BackgroundTasks::default(),
             connections: TaskTracker::new(),
             address: OnceLock::new(),

@@ -10,8 +10,9 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-use super::download;
+use super::{download, large};
 use crate::bus::subject::Token;
+use crate::gateway::body::Charge;
 use crate::gateway::context::{AgentRef, Context, Params};
 use crate::gateway::error::{HttpError, HttpResult, json_response};
 use crate::gateway::mesh::{MeshRequest, NoReply};
@@ -47,9 +48,9 @@ pub(in crate::gateway) async fn call(
     let agent = context.agent(&agent)?;
     let action = context.gateway.directory.action(&agent.name, &skill);
     let subject = context.gateway.mesh.subjects.action(&agent.token, &action);
-    let body = context.body(&headers, body).await?;
+    let (body, charge) = context.body(&headers, body).await?;
     let call = Call { context: &context, agent: &agent, action: Some(&action) };
-    call.perform(&headers, subject, body).await
+    call.perform(&headers, subject, body, charge).await
 }
 
 #[derive(Deserialize)]
@@ -76,13 +77,14 @@ pub(in crate::gateway) async fn answer(
 ) -> HttpResult {
     let agent = context.agent(&agent)?;
     let subject = context.gateway.mesh.subjects.provide_required_input(&agent.token);
-    let body = context.body(&headers, body).await?;
+    let (body, mut charge) = context.body(&headers, body).await?;
+    charge.add(body.len())?;
     // The error never quotes the answer, which may be a secret.
     let AnswerBody { response, files } = serde_json::from_slice(&body)
         .map_err(|_| HttpError::invalid("the body must be `{\"response\": text}`, with `files` if there are any"))?;
     let body = to_bytes(&RequiredInput { follow_up_id: &id, user_response: &response, files });
     let call = Call { context: &context, agent: &agent, action: None };
-    call.perform(&headers, subject, body).await
+    call.perform(&headers, subject, body, charge).await
 }
 
 /// One call of an agent.
@@ -94,7 +96,14 @@ struct Call<'a> {
 }
 
 impl Call<'_> {
-    async fn perform(self, headers: &HeaderMap, subject: String, body: Bytes) -> HttpResult {
+    async fn perform(
+        self,
+        headers: &HeaderMap,
+        subject: String,
+        body: Bytes,
+        mut charge: Charge,
+    ) -> HttpResult {
+        let body = large::fitting(self.context, body, &mut charge).await?;
         let mut passed_on = call_headers(headers)?;
         let wants_stream = match passed_on.get(REPLY) {
             Some(mode) => mode.as_str().eq_ignore_ascii_case("stream"),

@@ -3,6 +3,7 @@
 pub(super) mod agents;
 pub(super) mod calls;
 pub(super) mod download;
+mod large;
 pub(super) mod stats;
 pub(super) mod system;
 pub(super) mod tasks;

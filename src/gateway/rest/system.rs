@@ -11,12 +11,15 @@ use serde::Deserialize;
 use serde_json::json;
 
 use crate::config::GatewayRole;
-use crate::gateway::context::read_body;
+use crate::gateway::body::{self, Charge};
 use crate::gateway::error::{HttpError, HttpResult, json_response};
 use crate::gateway::{Gateway, docs_page, etag};
 use crate::json::to_bytes;
 
 const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// Maximum bytes of a login.
+const MAX_LOGIN: usize = 16 << 10;
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, expecting = "an object")]
@@ -31,7 +34,8 @@ pub(in crate::gateway) async fn login(
     headers: HeaderMap,
     body: Body,
 ) -> HttpResult {
-    let body = read_body(&headers, body, gateway.limits().body_timeout).await?;
+    let mut charge = Charge::new(&gateway.logins);
+    let body = body::read(&headers, body, MAX_LOGIN, gateway.limits().body_timeout, &mut charge).await?;
     // The error never quotes the token.
     let LoginBody { token } = serde_json::from_slice(&body)
         .map_err(|_| HttpError::invalid("the body must be `{\"token\": text}`"))?;

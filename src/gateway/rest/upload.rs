@@ -30,11 +30,11 @@ struct Begun {
 }
 
 /// A file that a client sends.
-struct Source<'a> {
-    name: Option<String>,
-    media_type: Option<String>,
-    size: Option<u64>,
-    bytes: BoxStream<'a, Result<Bytes, ()>>,
+pub(super) struct Source<'a> {
+    pub(super) name: Option<String>,
+    pub(super) media_type: Option<String>,
+    pub(super) size: Option<u64>,
+    pub(super) bytes: BoxStream<'a, Result<Bytes, ()>>,
 }
 
 /// `POST /files`: a raw body with `?name=`, or a form with one file.
@@ -77,8 +77,18 @@ fn late() -> HttpError {
     HttpError::invalid(message).with_status(StatusCode::REQUEST_TIMEOUT)
 }
 
+async fn store(context: &Context, source: Source<'_>) -> HttpResult {
+    match store_file(context, source).await? {
+        Ok(reply) => Ok(stored(reply)),
+        Err((status, error)) => Ok(json_response(status, error)),
+    }
+}
+
+/// The reply of a bridge, or the status and the body of its error.
+pub(super) type Answer = Result<Bytes, (StatusCode, Bytes)>;
+
 /// Sends the file to a bridge, with as many bytes in memory as a chunk has.
-async fn store(context: &Context, mut source: Source<'_>) -> HttpResult {
+pub(super) async fn store_file(context: &Context, mut source: Source<'_>) -> HttpResult<Answer> {
     let gateway = &context.gateway;
     let mut headers = NatsHeaders::new();
     if let Some(name) = &source.name {
@@ -93,7 +103,7 @@ async fn store(context: &Context, mut source: Source<'_>) -> HttpResult {
     let request = MeshRequest { subject: gateway.mesh.subjects.files("put"), headers, body: Bytes::new() };
     let begun = match send(context, request).await? {
         Ok(reply) => serde_json::from_slice::<Begun>(&reply),
-        Err(refused) => return Ok(refused),
+        Err(refused) => return Ok(Err(refused)),
     };
     let unexpected = || HttpError::unavailable("the reply of the bridge is not the expected one");
     let Begun { upload, chunk } = begun.map_err(|_| unexpected())?;
@@ -124,23 +134,22 @@ async fn store(context: &Context, mut source: Source<'_>) -> HttpResult {
             let request = MeshRequest { subject: subject.clone(), headers, body };
             let reply = match send(context, request).await? {
                 Ok(reply) => reply,
-                Err(refused) => return Ok(refused),
+                Err(refused) => return Ok(Err(refused)),
             };
             if is_end {
-                return Ok(stored(reply));
+                return Ok(Ok(reply));
             }
         }
     }
     Err(unexpected())
 }
 
-/// Sends a request. Returns the reply, or the response with its error.
-async fn send(context: &Context, request: MeshRequest) -> HttpResult<Result<Bytes, Response>> {
+async fn send(context: &Context, request: MeshRequest) -> HttpResult<Answer> {
     let Context { gateway, principal } = context;
     let reply = gateway.mesh.request(principal, request, CHUNK_TIMEOUT).await;
     let reply = reply.map_err(|reason| HttpError::no_reply(&reason))?;
     match error_status(&reply) {
-        Some(status) => Ok(Err(json_response(status, reply.payload))),
+        Some(status) => Ok(Err((status, reply.payload))),
         None => Ok(Ok(reply.payload)),
     }
 }

@@ -30,7 +30,6 @@ pub struct Gateway {
     child: Child,
     dir: TempDir,
     pub port: u16,
-    pub is_tls: bool,
 }
 
 impl Gateway {
@@ -58,7 +57,7 @@ impl Gateway {
             .stderr(File::create(dir.path().join("gateway.log")).unwrap())
             .spawn()
             .expect("the gateway starts");
-        let mut gateway = Self { child, dir, port: 0, is_tls };
+        let mut gateway = Self { child, dir, port: 0 };
         gateway.port = eventually(|| async { port_in(&gateway.log()) }).await;
         if !is_tls {
             eventually(|| async {
