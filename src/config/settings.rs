@@ -432,7 +432,8 @@ impl Default for GatewayConfig {
     fn default() -> Self {
         let mut problems = super::problems::Problems::new("", None);
         let empty = Node::from_json(json!({}), 0);
-        Self::read(&empty, &mut Scope::root(&mut problems)).expect("every setting of the gateway has a default")
+        Self::read(&empty, &mut Scope::root(&mut problems))
+            .expect("every setting of the gateway has a default")
     }
 }
 

@@ -123,7 +123,9 @@ pub(super) fn bucket_name(text: &str) -> Result<String, String> {
 pub(super) fn principal(text: &str) -> Result<String, String> {
     let name = non_empty(text)?;
     if name.len() > 256 || name.contains(is_unprintable) || name.trim() != name {
-        return Err("expected a name of at most 256 bytes, without unprintable characters and outer spaces".into());
+        return Err(
+            "expected a name of at most 256 bytes, without unprintable characters and outer spaces".into()
+        );
     }
     Ok(name)
 }

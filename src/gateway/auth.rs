@@ -154,7 +154,8 @@ impl AuthRules {
             None => self.cookie(headers),
         };
         let Some(token) = token else {
-            let message = "this gateway needs a token: send `Authorization: Bearer …`, or `POST /api/v1/login` first";
+            let message =
+                "this gateway needs a token: send `Authorization: Bearer …`, or `POST /api/v1/login` first";
             return Err(HttpError::unauthorized(message));
         };
         self.find(token, client)
@@ -201,8 +202,12 @@ impl AuthRules {
     fn cookie<'h>(&self, headers: &'h HeaderMap) -> Option<&'h str> {
         let wanted = if self.is_tls { SECURE_COOKIE } else { COOKIE };
         let cookies = headers.get_all(header::COOKIE).iter().filter_map(|value| value.to_str().ok());
-        let mut pairs = cookies.flat_map(|cookies| cookies.split(';')).filter_map(|pair| pair.trim().split_once('='));
-        pairs.find(|(name, _)| *name == wanted).map(|(_, token)| token).filter(|token| token.len() <= MAX_TOKEN)
+        let mut pairs =
+            cookies.flat_map(|cookies| cookies.split(';')).filter_map(|pair| pair.trim().split_once('='));
+        pairs
+            .find(|(name, _)| *name == wanted)
+            .map(|(_, token)| token)
+            .filter(|token| token.len() <= MAX_TOKEN)
     }
 
     /// Refuses requests of web pages that have rebound their own name to this machine. With tokens, they have none.
@@ -217,7 +222,9 @@ impl AuthRules {
 
     /// Refuses requests that a browser sends for another web page.
     pub(super) fn check_origin(&self, headers: &HeaderMap, host: Option<&str>) -> HttpResult<()> {
-        let refused = || Err(HttpError::forbidden("this web page may not use the gateway; see `gateway.allowed_origins`"));
+        let refused = || {
+            Err(HttpError::forbidden("this web page may not use the gateway; see `gateway.allowed_origins`"))
+        };
         let Some(origin) = headers.get(header::ORIGIN) else {
             // Browsers always send `Origin` with these requests. Old ones may send this instead.
             let site = headers.get("sec-fetch-site").map(HeaderValue::as_bytes);
@@ -240,7 +247,8 @@ fn is_own_origin(origin: &str, host: Option<&str>) -> bool {
 /// Whether the value of `Host` names this machine.
 fn is_loopback(host: &str) -> bool {
     let Ok(url) = Url::parse(&format!("http://{host}/")) else { return false };
-    let is_plain = url.username().is_empty() && url.password().is_none() && url.path() == "/" && url.query().is_none();
+    let is_plain =
+        url.username().is_empty() && url.password().is_none() && url.path() == "/" && url.query().is_none();
     is_plain
         && match url.host() {
             Some(Host::Domain(name)) => name.trim_end_matches('.') == "localhost",

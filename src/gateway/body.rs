@@ -63,7 +63,8 @@ pub(super) async fn read(
     timeout: Duration,
     charge: &mut Charge,
 ) -> HttpResult<Bytes> {
-    let length = headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse::<u64>().ok());
+    let length =
+        headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse::<u64>().ok());
     if length.is_some_and(|length| length > max as u64) {
         return Err(too_large(max));
     }

@@ -276,8 +276,9 @@ impl Known {
         }
         self.instances -= removed;
         self.bytes -= freed;
-        let is_remembered =
-            |agent: &KnownAgent| agent.absent_since.is_none_or(|since| now.duration_since(since) < REMEMBERED);
+        let is_remembered = |agent: &KnownAgent| {
+            agent.absent_since.is_none_or(|since| now.duration_since(since) < REMEMBERED)
+        };
         self.agents.retain(|_, agent| is_remembered(agent));
         let Self { agents, by_token, .. } = self;
         by_token.retain(|_, name| agents.contains_key(name));
@@ -326,13 +327,16 @@ fn from_info(info: &Value, subjects: &Subjects) -> Option<Announcement> {
     let metadata = |key: &str| info.get("metadata")?.get(key)?.as_str().map(str::to_owned);
     let (agent, state) = (metadata("a2a.agent")?, metadata("a2a.state")?);
     let (token, endpoints) = (Token::new(&agent), info.get("endpoints")?.as_array()?);
-    let has = |subject: &str| endpoints.iter().any(|endpoint| endpoint.get("subject").is_some_and(|one| one == subject));
+    let has = |subject: &str| {
+        endpoints.iter().any(|endpoint| endpoint.get("subject").is_some_and(|one| one == subject))
+    };
     if !has(&subjects.card(&token)) {
         return None;
     }
     let action_root = subjects.action(&token, &Token::new("x"));
     let action_root = action_root.strip_suffix('x')?;
-    let built_in = [subjects.provide_required_input(&token), subjects.cancel_task(&token), subjects.get_task(&token)];
+    let built_in =
+        [subjects.provide_required_input(&token), subjects.cancel_task(&token), subjects.get_task(&token)];
     let actions = endpoints.iter().filter_map(|endpoint| {
         let subject = text(endpoint, "/subject")?;
         if !subject.starts_with(action_root) || built_in.contains(&subject) {
@@ -394,7 +398,10 @@ mod tests {
         let (mut known, now) = (Known::default(), Instant::now());
         assert!(known.add(announcement("a", "1", "ready"), MAX_BYTES, now));
         assert!(!known.add(announcement("b", "1", "ready"), 1, now));
-        assert!(known.add(announcement("a", "1", "ready"), 10, now), "an update takes the place of the former one");
+        assert!(
+            known.add(announcement("a", "1", "ready"), 10, now),
+            "an update takes the place of the former one"
+        );
         assert!(known.add(announcement("b", "1", "ready"), 1, now));
         assert_eq!(known.bytes, 11);
     }

@@ -33,7 +33,11 @@ pub(super) fn page() -> String {
     if let Value::Object(schemas) = super::schemas::schemas() {
         for (name, schema) in schemas {
             let schema = serde_json::to_string_pretty(&schema).unwrap_or_default();
-            let _ = write!(page, "<section id=\"{name}\"><h3>{name}</h3><pre>{}</pre></section>", escape(&schema));
+            let _ = write!(
+                page,
+                "<section id=\"{name}\"><h3>{name}</h3><pre>{}</pre></section>",
+                escape(&schema)
+            );
         }
     }
     page.push_str("</body></html>\n");
@@ -60,7 +64,8 @@ fn write_route(route: &Route, page: &mut String) {
         for parameter in parameters {
             let place = format!("{:?}", parameter.place).to_ascii_lowercase();
             let (name, description) = (parameter.name, escape(parameter.description));
-            let _ = write!(page, "<tr><td><code>{name}</code></td><td>{place}</td><td>{description}</td></tr>");
+            let _ =
+                write!(page, "<tr><td><code>{name}</code></td><td>{place}</td><td>{description}</td></tr>");
         }
         page.push_str("</table>");
     }

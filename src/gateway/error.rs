@@ -76,17 +76,23 @@ impl HttpError {
     pub(super) fn no_reply(reason: &NoReply) -> Self {
         match reason {
             NoReply::NoResponders => Self::unavailable("no bridge replies to this request; try again later"),
-            NoReply::Disconnected => Self::unavailable("the gateway is not connected to NATS; try again later"),
+            NoReply::Disconnected => {
+                Self::unavailable("the gateway is not connected to NATS; try again later")
+            }
             NoReply::Denied => {
                 Self::unavailable("NATS denies the gateway this request; see the log of the gateway")
             }
             NoReply::Timeout(limit) => {
                 let seconds = limit.as_secs();
-                Self::new(Code::OutcomeUnknown, format!("no reply within {seconds} s; the request may still run"))
+                Self::new(
+                    Code::OutcomeUnknown,
+                    format!("no reply within {seconds} s; the request may still run"),
+                )
             }
-            NoReply::Gone => {
-                Self::new(Code::OutcomeUnknown, "the bridge that ran this request is gone; the task may still run")
-            }
+            NoReply::Gone => Self::new(
+                Code::OutcomeUnknown,
+                "the bridge that ran this request is gone; the task may still run",
+            ),
             NoReply::TooLarge { size, max } => Self::too_large(format!(
                 "the request has {size} bytes, but NATS accepts at most {max}; upload files and refer to them by URL"
             )),

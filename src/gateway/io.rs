@@ -44,7 +44,11 @@ impl<T: AsyncRead + Unpin> AsyncRead for WriteLimit<T> {
 }
 
 impl<T: AsyncWrite + Unpin> AsyncWrite for WriteLimit<T> {
-    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
         let result = Pin::new(&mut self.stream).poll_write(context, bytes);
         self.check(context, result)
     }

@@ -93,7 +93,8 @@ impl Mesh {
     ) -> Result<Message, NoReply> {
         let subject = self.address(principal, &mut request)?;
         let (began, size) = (Instant::now(), request.body.len());
-        let sent = async_nats::Request::new().payload(request.body).headers(request.headers).timeout(Some(timeout));
+        let sent =
+            async_nats::Request::new().payload(request.body).headers(request.headers).timeout(Some(timeout));
         let denied = async {
             tokio::time::sleep(DENIAL_DELAY).await;
             self.events.denied(&subject, began).await;
@@ -106,7 +107,9 @@ impl Mesh {
         reply.map_err(|error| match error.kind() {
             RequestErrorKind::NoResponders => NoReply::NoResponders,
             RequestErrorKind::TimedOut => NoReply::Timeout(timeout),
-            RequestErrorKind::MaxPayloadExceeded => NoReply::TooLarge { size, max: self.client.max_payload() },
+            RequestErrorKind::MaxPayloadExceeded => {
+                NoReply::TooLarge { size, max: self.client.max_payload() }
+            }
             RequestErrorKind::InvalidSubject | RequestErrorKind::Other => NoReply::Disconnected,
         })
     }
@@ -155,7 +158,11 @@ impl Mesh {
     }
 
     /// Asks all services of the discovery protocol.
-    pub(super) async fn discover(&self, verb: DiscoveryVerb, agent: Option<&Token>) -> Result<Replies, NoReply> {
+    pub(super) async fn discover(
+        &self,
+        verb: DiscoveryVerb,
+        agent: Option<&Token>,
+    ) -> Result<Replies, NoReply> {
         if !self.is_connected() {
             return Err(NoReply::Disconnected);
         }

@@ -179,7 +179,9 @@ impl Gateway {
     fn log_start(&self, config: &GatewayConfig, address: SocketAddr) {
         let scheme = if self.is_tls() { "https" } else { "http" };
         if !config.tokens.is_empty() && !self.is_tls() && !address.ip().is_loopback() {
-            tracing::warn!("the gateway receives tokens without TLS; set `gateway.tls`, or use a proxy that ends TLS");
+            tracing::warn!(
+                "the gateway receives tokens without TLS; set `gateway.tls`, or use a proxy that ends TLS"
+            );
         }
         tracing::info!("serving the gateway at {scheme}://{address}/");
     }

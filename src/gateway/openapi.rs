@@ -10,10 +10,12 @@ const DESCRIPTION: &str = "Agents on NATS over HTTP. Every error is an error obj
                            the task: see `status` in the reply.";
 
 pub(super) fn document() -> Value {
-    let mut paths = Map::new();
+    let mut paths = Map::<String, Value>::new();
     for route in ROUTES {
         let item = paths.entry(route.path).or_insert_with(|| json!({}));
-        item[method(route)] = operation(route);
+        if let Some(item) = item.as_object_mut() {
+            item.insert(method(route).to_owned(), operation(route));
+        }
     }
     json!({
         "openapi": "3.1.0",
@@ -62,9 +64,12 @@ pub(super) fn errors(route: &Route) -> Vec<u16> {
 }
 
 fn operation(route: &Route) -> Value {
-    let mut operation = json!({ "operationId": route.id, "summary": route.summary });
+    let mut operation = Map::new();
+    let mut insert = |key: &str, value: Value| _ = operation.insert(key.to_owned(), value);
+    insert("operationId", route.id.into());
+    insert("summary", route.summary.into());
     if route.access == Access::Operator {
-        operation["description"] = "For operators only.".into();
+        insert("description", "For operators only.".into());
     }
     let names = route.path.split('/').filter_map(|part| part.strip_prefix('{')?.strip_suffix('}'));
     let path = names.map(|name| {
@@ -72,19 +77,20 @@ fn operation(route: &Route) -> Value {
         json!({ "name": name, "in": "path", "required": true, "schema": schema })
     });
     let others = route.parameters.iter().copied().flatten().map(parameter);
-    operation["parameters"] = path.chain(others).collect();
+    insert("parameters", path.chain(others).collect());
     match route.body {
         Body::None => {}
         Body::Json(schema) => {
             let content = json!({ "application/json": { "schema": reference(schema) } });
-            operation["requestBody"] = json!({ "required": true, "content": content });
+            insert("requestBody", json!({ "required": true, "content": content }));
         }
         Body::File => {
             let file = json!({ "type": "string", "contentMediaType": "application/octet-stream" });
             let form = json!({ "type": "object", "required": ["file"], "properties": { "file": file } });
-            operation["requestBody"] = json!({ "required": true, "content": {
+            let content = json!({
                 "application/octet-stream": { "schema": {} }, "multipart/form-data": { "schema": form },
-            }});
+            });
+            insert("requestBody", json!({ "required": true, "content": content }));
         }
     }
     let (status, content) = route.success;
@@ -93,11 +99,11 @@ fn operation(route: &Route) -> Value {
     for status in errors(route) {
         responses.insert(status.to_string(), error(status, content));
     }
-    operation["responses"] = responses.into();
+    insert("responses", responses.into());
     if route.access == Access::Everyone {
-        operation["security"] = json!([]);
+        insert("security", json!([]));
     }
-    operation
+    operation.into()
 }
 
 fn parameter(parameter: &Parameter) -> Value {

@@ -89,7 +89,7 @@ fn network(client: IpAddr) -> IpAddr {
             Some(address) => address.into(),
             None => Ipv6Addr::from_bits(address.to_bits() & !(u128::from(u64::MAX))).into(),
         },
-        v4 => v4,
+        v4 @ IpAddr::V4(_) => v4,
     }
 }
 
@@ -106,7 +106,11 @@ mod tests {
         assert!(limit.admit(begin + wait).is_ok());
         assert!(limit.admit(begin + wait).is_err());
         let later = begin + Duration::from_secs(60);
-        assert_eq!((0..100).filter(|_| limit.admit(later).is_ok()).count(), 10, "unused time does not add up");
+        assert_eq!(
+            (0..100).filter(|_| limit.admit(later).is_ok()).count(),
+            10,
+            "unused time does not add up"
+        );
     }
 
     #[test]

@@ -95,7 +95,8 @@ fn cors(origins: &[String]) -> CorsLayer {
         "tracestate",
         "x-request-id",
     ];
-    let response_headers = ["etag", "retry-after", "location", "content-disposition", "a2a-log", "x-request-id"];
+    let response_headers =
+        ["etag", "retry-after", "location", "content-disposition", "a2a-log", "x-request-id"];
     CorsLayer::new()
         .allow_origin(AllowOrigin::list(origins))
         .allow_methods([Method::GET, Method::POST])
@@ -178,7 +179,8 @@ async fn observed(State(gateway): State<Arc<Gateway>>, mut request: Request, nex
             Ok(response) => response,
             Err(_) => {
                 tracing::error!(request = ?id, "a request panicked; please report this bug");
-                HttpError::new(Code::Internal, "the gateway failed to handle this request; see its log").into_response()
+                HttpError::new(Code::Internal, "the gateway failed to handle this request; see its log")
+                    .into_response()
             }
         },
         Err(error) => error.into_response(),
@@ -203,9 +205,9 @@ async fn observed(State(gateway): State<Arc<Gateway>>, mut request: Request, nex
 /// The id that the client has given a request, or a new one.
 fn request_id(headers: &HeaderMap) -> HeaderValue {
     let is_plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"-_.:+/=".contains(byte);
-    let given = headers.get(REQUEST_ID).filter(|id| {
-        (1..=MAX_REQUEST_ID).contains(&id.len()) && id.as_bytes().iter().all(is_plain)
-    });
+    let given = headers
+        .get(REQUEST_ID)
+        .filter(|id| (1..=MAX_REQUEST_ID).contains(&id.len()) && id.as_bytes().iter().all(is_plain));
     given.cloned().unwrap_or_else(|| {
         let mut buffer = Uuid::encode_buffer();
         let id = Uuid::new_v4().simple().encode_lower(&mut buffer);

@@ -97,13 +97,25 @@ const CALL: &[Parameter] = &[
     header("A2A-Timeout", "The caller's limit, such as `30s`", r#"{"type":"string","maxLength":40}"#),
     header("A2A-Frames", "The frames of a stream", r#"{"enum":["all","text","artifacts"]}"#),
     header("A2A-Files", "How files of the reply are sent", r#"{"enum":["inline","reference"]}"#),
-    header("A2A-On-Disconnect", "Whether to cancel the task if the client of a stream leaves", r#"{"enum":["continue","cancel"]}"#),
-    header("Idempotency-Key", "Within 2 minutes, the same key with the same body runs the agent once", r#"{"type":"string","maxLength":256,"pattern":"^[!-~]+$"}"#),
+    header(
+        "A2A-On-Disconnect",
+        "Whether to cancel the task if the client of a stream leaves",
+        r#"{"enum":["continue","cancel"]}"#,
+    ),
+    header(
+        "Idempotency-Key",
+        "Within 2 minutes, the same key with the same body runs the agent once",
+        r#"{"type":"string","maxLength":256,"pattern":"^[!-~]+$"}"#,
+    ),
     header("traceparent", "W3C trace context", r#"{"type":"string","maxLength":256,"pattern":"^[!-~]*$"}"#),
 ];
-const LIMIT: &[Parameter] = &[query("limit", "Maximum number of tasks", r#"{"type":"integer","minimum":1,"maximum":500}"#)];
-const LINES: &[Parameter] =
-    &[query("lines", "Number of most recent lines of each instance", r#"{"type":"integer","minimum":1,"maximum":1000}"#)];
+const LIMIT: &[Parameter] =
+    &[query("limit", "Maximum number of tasks", r#"{"type":"integer","minimum":1,"maximum":500}"#)];
+const LINES: &[Parameter] = &[query(
+    "lines",
+    "Number of most recent lines of each instance",
+    r#"{"type":"integer","minimum":1,"maximum":1000}"#,
+)];
 const FILE_NAME: &[Parameter] =
     &[query("name", "Name of the file", r#"{"type":"string","minLength":1,"maxLength":255}"#)];
 const RANGE: &[Parameter] = &[

@@ -30,7 +30,8 @@ const BACKLOG: u32 = 1024;
 
 /// Listens on an address, with a backlog for many clients at once.
 pub(super) fn bind(address: SocketAddr) -> std::io::Result<TcpListener> {
-    let socket = if address.is_ipv4() { tokio::net::TcpSocket::new_v4()? } else { tokio::net::TcpSocket::new_v6()? };
+    let socket =
+        if address.is_ipv4() { tokio::net::TcpSocket::new_v4()? } else { tokio::net::TcpSocket::new_v6()? };
     socket.set_reuseaddr(true)?;
     socket.bind(address)?;
     socket.listen(BACKLOG)
@@ -56,10 +57,11 @@ pub(super) async fn serve(gateway: Arc<Gateway>, listener: TcpListener) {
             }
         };
         let open = gateway.metrics.open_connection();
-        let connection = Arc::clone(&gateway);
+        let abort = gateway.abort.clone();
+        // Boxed, because each wrapper would hold it twice.
+        let connection = Box::pin(serve_connection(Arc::clone(&gateway), stream, client));
         let served = gateway.connections.track_future(async move {
-            let abort = connection.abort.clone();
-            abort.run_until_cancelled(serve_connection(connection, stream, client)).await;
+            abort.run_until_cancelled(connection).await;
             drop((place, open));
         });
         gateway.tasks.spawn("gateway connection", OnPanic::Log, served);
@@ -75,10 +77,11 @@ async fn serve_connection(gateway: Arc<Gateway>, stream: TcpStream, client: Sock
         return;
     }
     match gateway.tls() {
-        None => serve_http(&gateway, stream, client).await,
+        // Boxed, so that idle connections stay small.
+        None => Box::pin(serve_http(&gateway, stream, client)).await,
         Some(config) => {
-            let handshake = TlsAcceptor::from(config).accept(stream);
-            match tokio::time::timeout(timeout, handshake).await {
+            let handshake = Box::pin(tokio::time::timeout(timeout, TlsAcceptor::from(config).accept(stream)));
+            match handshake.await {
                 Ok(Ok(stream)) => Box::pin(serve_http(&gateway, stream, client)).await,
                 Ok(Err(error)) => tracing::debug!(%client, %error, "a TLS handshake failed"),
                 Err(_) => tracing::debug!(%client, "a TLS handshake took too long"),

@@ -345,7 +345,8 @@ impl<V> BoundedTable<V> {
         let Some((holder_slot, holder)) = rows.holders.find(caller) else { return (Vec::new(), 0) };
         let protected = rows.protected.iter().rev().take(VISITED_PROTECTED).map(|(_, slot)| *slot);
         let protected = protected.filter(|slot| rows.row(*slot).holder == holder_slot);
-        let evictable = std::iter::successors(holder.evictable.newest, |slot| rows.row(*slot).own_links.older);
+        let evictable =
+            std::iter::successors(holder.evictable.newest, |slot| rows.row(*slot).own_links.older);
         let recent: Vec<_> =
             protected.chain(evictable).take(limit.min(ROWS_PER_STEP)).map(|slot| rows.row(slot)).collect();
         let left_out = holder.rows.saturating_sub(recent.len());

@@ -31,11 +31,19 @@ async fn a_call_over_http_has_the_reply_of_the_call_over_nats() {
     // A task that failed has a result, which is no error of HTTP.
     let failed = gateway.call("demo/fail", "no wind").reply().await.status(200);
     assert_eq!(failed.json["status"], "FAILED");
-    gateway.post("agents/demo/skills/echo", &json!({"unknown": 1})).reply().await.error(400, "invalid_request");
+    gateway
+        .post("agents/demo/skills/echo", &json!({"unknown": 1}))
+        .reply()
+        .await
+        .error(400, "invalid_request");
     gateway.call("demo/rpc-error", "-32005").reply().await.error(502, "agent_error");
     gateway.call("demo/no-such-skill", "x").reply().await.error(404, "not_found");
     // Built-in actions are not skills.
-    gateway.post("agents/demo/skills/get_task", &json!({"task_id": "x"})).reply().await.error(404, "not_found");
+    gateway
+        .post("agents/demo/skills/get_task", &json!({"task_id": "x"}))
+        .reply()
+        .await
+        .error(404, "not_found");
     gateway.call("nobody/echo", "x").reply().await.error(404, "not_found");
     gateway.get("agents/nobody").reply().await.error(404, "not_found");
     gateway.get("agents/nobody/tasks/1").reply().await.error(404, "not_found");
@@ -75,7 +83,8 @@ async fn a_stream_has_the_frames_as_events() {
     let events = request.events().await.all().await;
     assert!(events.iter().all(|event| event.event != "artifact"), "{events:?}");
     // As on NATS, the stream begins before the request is checked.
-    let refused = gateway.post("agents/demo/skills/stream", &json!({"unknown": 1})).events().await.all().await;
+    let refused =
+        gateway.post("agents/demo/skills/stream", &json!({"unknown": 1})).events().await.all().await;
     assert_eq!(refused.last().unwrap().data["data"]["error_info"]["code"], "invalid_request");
     let absent = gateway.call("nobody/stream", "x").header("accept", "text/event-stream");
     absent.reply().await.error(404, "not_found");

@@ -73,7 +73,8 @@ async fn a_form_uploads_one_file() {
     let form = |parts: &str| format!("{parts}--b--\r\n").into_bytes();
     let text = "--b\r\nContent-Disposition: form-data; name=\"note\"\r\n\r\nhello\r\n";
     let file = "--b\r\nContent-Disposition: form-data; name=\"file\"; filename=\"a.txt\"\r\nContent-Type: text/plain\r\n\r\nabc\r\n";
-    let send = |body: Vec<u8>| gateway.upload("files", "multipart/form-data; boundary=b", body).by("alice").reply();
+    let send =
+        |body: Vec<u8>| gateway.upload("files", "multipart/form-data; boundary=b", body).by("alice").reply();
     let stored = send(form(&format!("{text}{file}"))).await.status(201);
     let got = gateway.get(&path_of(&stored)).by("alice").reply().await.status(200);
     assert_eq!((got.text().as_str(), got.header("content-type")), ("abc", "text/plain"));
@@ -103,7 +104,8 @@ async fn a_form_uploads_one_file() {
 async fn a_name_does_not_leave_the_store(#[case] name: &str) {
     let bridge = Bridge::with_demo(&[]).await;
     let gateway = Gateway::start(&bridge, json!({})).await;
-    let request = format!("GET /api/v1/files/{name} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
+    let request =
+        format!("GET /api/v1/files/{name} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
     let response = gateway.raw(request.as_bytes()).await;
     assert!(response.starts_with("HTTP/1.1 404 "), "{name}: {response}");
 }
@@ -111,7 +113,8 @@ async fn a_name_does_not_leave_the_store(#[case] name: &str) {
 #[tokio::test]
 async fn a_file_belongs_to_its_principal() {
     let (_bridge, gateway) = gateway().await;
-    let stored = gateway.upload("files", "text/plain", b"secret".to_vec()).by("alice").reply().await.status(201);
+    let stored =
+        gateway.upload("files", "text/plain", b"secret".to_vec()).by("alice").reply().await.status(201);
     gateway.get(&path_of(&stored)).by("bob").reply().await.error(404, "not_found");
     let call = json!({"prompt": "x", "files": [stored.json["url"]]});
     gateway.post("agents/demo/skills/echo", &call).by("bob").reply().await.error(404, "not_found");

@@ -4,12 +4,15 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use axum::http::{HeaderMap, StatusCode};
+use serde::Serialize;
+use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
 use super::calls::error_status;
 use crate::bus::control::LogsReply;
 use crate::config::GatewayRole;
 use crate::gateway::context::{AgentRef, Context, Params, Query};
+use crate::gateway::directory::AgentDetails;
 use crate::gateway::error::{HttpError, HttpResult, json_response};
 use crate::gateway::etag;
 use crate::gateway::mesh::{MeshRequest, NoReply, Replies};
@@ -32,6 +35,16 @@ pub(in crate::gateway) async fn list(context: Context, headers: HeaderMap) -> Ht
     Ok(etag::json(&headers, to_bytes(&json!({ "agents": agents }))))
 }
 
+#[derive(Serialize)]
+struct ShownAgent {
+    #[serde(flatten)]
+    details: AgentDetails,
+    card: Option<Box<RawValue>>,
+    /// For operators.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reports: Option<Vec<Value>>,
+}
+
 /// `GET /agents/{agent}`.
 pub(in crate::gateway) async fn show(
     context: Context,
@@ -42,17 +55,12 @@ pub(in crate::gateway) async fn show(
     let Some(details) = context.gateway.directory.details(&agent.name).await else {
         return Err(context.absent(&agent, None).await);
     };
-    let mut body = json!(details);
     let (card, reports) = tokio::join!(card(&context, &agent), reports(&context, &agent));
-    body["card"] = card.unwrap_or_default();
-    if let Some(reports) = reports {
-        body["reports"] = reports.into();
-    }
-    Ok(etag::json(&headers, to_bytes(&body)))
+    Ok(etag::json(&headers, to_bytes(&ShownAgent { details, card, reports })))
 }
 
 /// The card, unless the agent has none yet.
-async fn card(context: &Context, agent: &AgentRef) -> Option<Value> {
+async fn card(context: &Context, agent: &AgentRef) -> Option<Box<RawValue>> {
     let Context { gateway, principal } = context;
     let request = MeshRequest::new(gateway.mesh.subjects.card(&agent.token), "".into());
     let reply = gateway.mesh.request(principal, request, REPLY_TIMEOUT).await.ok()?;
@@ -116,7 +124,8 @@ async fn control_within(
     }
     match error {
         Some((status, value)) if values.is_empty() => {
-            let message = value["message"].as_str().unwrap_or("the bridge refuses this request");
+            let message = value.get("message").and_then(Value::as_str);
+            let message = message.unwrap_or("the bridge refuses this request");
             Err(HttpError::invalid(message).with_status(status))
         }
         _ => Ok(values),

@@ -80,8 +80,9 @@ pub(in crate::gateway) async fn answer(
     let (body, mut charge) = context.body(&headers, body).await?;
     charge.add(body.len())?;
     // The error never quotes the answer, which may be a secret.
-    let AnswerBody { response, files } = serde_json::from_slice(&body)
-        .map_err(|_| HttpError::invalid("the body must be `{\"response\": text}`, with `files` if there are any"))?;
+    let AnswerBody { response, files } = serde_json::from_slice(&body).map_err(|_| {
+        HttpError::invalid("the body must be `{\"response\": text}`, with `files` if there are any")
+    })?;
     let body = to_bytes(&RequiredInput { follow_up_id: &id, user_response: &response, files });
     let call = Call { context: &context, agent: &agent, action: None };
     call.perform(&headers, subject, body, charge).await
@@ -196,7 +197,8 @@ fn call_headers(headers: &HeaderMap) -> HttpResult<NatsHeaders> {
         let Some(value) = headers.get(from) else { continue };
         let value = value.to_str().ok().filter(|value| value.len() <= MAX_HEADER);
         let value = value.and_then(|value| value.parse::<async_nats::HeaderValue>().ok());
-        let invalid = || HttpError::invalid(format!("header `{from}` is too long, or has characters other than ASCII"));
+        let invalid =
+            || HttpError::invalid(format!("header `{from}` is too long, or has characters other than ASCII"));
         passed_on.insert(HeaderName::from_static(to), value.ok_or_else(invalid)?);
     }
     Ok(passed_on)
@@ -220,7 +222,12 @@ pub(in crate::gateway) fn accepts_events(headers: &HeaderMap) -> bool {
 }
 
 /// A request for a built-in action, about one task.
-pub(in crate::gateway) async fn about_task(context: &Context, agent: &AgentRef, subject: String, id: &str) -> HttpResult {
+pub(in crate::gateway) async fn about_task(
+    context: &Context,
+    agent: &AgentRef,
+    subject: String,
+    id: &str,
+) -> HttpResult {
     let request = MeshRequest::new(subject, to_bytes(&serde_json::json!({ "task_id": id })));
     let call = Call { context, agent, action: None };
     call.reply(request).await
@@ -250,7 +257,9 @@ mod tests {
     #[test]
     fn only_certain_headers_are_passed_on() {
         let mut headers = HeaderMap::new();
-        for name in ["a2a-caller", "a2a-timeout", "idempotency-key", "nats-msg-id", "nats-request-info", "a2a-other"] {
+        for name in
+            ["a2a-caller", "a2a-timeout", "idempotency-key", "nats-msg-id", "nats-request-info", "a2a-other"]
+        {
             headers.insert(name, "1s".parse().unwrap());
         }
         let passed_on = call_headers(&headers).unwrap();

@@ -39,7 +39,11 @@ struct Chunk {
 }
 
 impl Chunk {
-    async fn read(context: &Context, url: &str, offset: u64) -> HttpResult<Result<Self, (StatusCode, Bytes)>> {
+    async fn read(
+        context: &Context,
+        url: &str,
+        offset: u64,
+    ) -> HttpResult<Result<Self, (StatusCode, Bytes)>> {
         let Context { gateway, principal } = context;
         let body = to_bytes(&json!({ "url": url, "offset": offset }));
         let request = MeshRequest::new(gateway.mesh.subjects.files("get"), body);
@@ -50,7 +54,8 @@ impl Chunk {
         }
         let text = |name| text_of(&reply, name);
         let size = text("A2A-Size").and_then(|size| size.parse().ok());
-        let size = size.ok_or_else(|| HttpError::unavailable("the bridge does not say how large the file is"))?;
+        let size =
+            size.ok_or_else(|| HttpError::unavailable("the bridge does not say how large the file is"))?;
         Ok(Ok(Self {
             size,
             sha256: text("A2A-Sha256").unwrap_or_default(),
@@ -91,7 +96,8 @@ pub(in crate::gateway) async fn file(
     }
     let is_same = headers.get(header::IF_RANGE).is_none_or(|value| value.as_bytes() == tag.as_bytes());
     let size = chunk.size;
-    let Some((start, end)) = wanted.filter(|_| is_same).map_or(Some((0, size)), |range| range.within(size)) else {
+    let Some((start, end)) = wanted.filter(|_| is_same).map_or(Some((0, size)), |range| range.within(size))
+    else {
         return Ok(unsatisfiable(Some(size)));
     };
     let is_at_start = match wanted {
@@ -140,7 +146,9 @@ fn escaped(name: &str) -> String {
     let mut text = String::with_capacity(name.len());
     for byte in name.bytes() {
         match byte {
-            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'.' | b'-' | b'_' | b'~' => text.push(char::from(byte)),
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'.' | b'-' | b'_' | b'~' => {
+                text.push(char::from(byte))
+            }
             _ => text.push_str(&format!("%{byte:02X}")),
         }
     }
@@ -148,7 +156,8 @@ fn escaped(name: &str) -> String {
 }
 
 fn unsatisfiable(size: Option<u64>) -> Response {
-    let error = HttpError::invalid("the range is outside of the file").with_status(StatusCode::RANGE_NOT_SATISFIABLE);
+    let error =
+        HttpError::invalid("the range is outside of the file").with_status(StatusCode::RANGE_NOT_SATISFIABLE);
     let mut response = axum::response::IntoResponse::into_response(error);
     if let Some(size) = size {
         response.headers_mut().insert(header::CONTENT_RANGE, ascii(&format!("bytes */{size}")));

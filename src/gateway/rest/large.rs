@@ -32,7 +32,10 @@ struct InlineFile<'a> {
 #[serde(transparent)]
 struct Fields(#[serde(serialize_with = "as_object")] Vec<(String, Box<RawValue>)>);
 
-fn as_object<S: serde::Serializer>(fields: &[(String, Box<RawValue>)], serializer: S) -> Result<S::Ok, S::Error> {
+fn as_object<S: serde::Serializer>(
+    fields: &[(String, Box<RawValue>)],
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
     serializer.collect_map(fields.iter().map(|(key, value)| (key, value)))
 }
 
@@ -48,8 +51,7 @@ pub(super) async fn fitting(context: &Context, body: Bytes, charge: &mut Charge)
     let Some(files) = fields.iter_mut().find(|(key, _)| key == "files").map(|(_, value)| value) else {
         return Ok(body);
     };
-    let Ok(FirstItems(mut items)) =
-        serde_json::from_str::<FirstItems<Box<RawValue>, MAX_FILES>>(files.get())
+    let Ok(FirstItems(mut items)) = serde_json::from_str::<FirstItems<Box<RawValue>, MAX_FILES>>(files.get())
     else {
         return Ok(body);
     };

@@ -4,7 +4,9 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use axum::http::StatusCode;
-use serde_json::{Value, json};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use serde_json::value::RawValue;
 
 use crate::bus::subject::{DiscoveryVerb, Token};
 use crate::gateway::context::Context;
@@ -14,6 +16,24 @@ use crate::json::to_bytes;
 
 const FIRST_REPLY: Duration = Duration::from_secs(2);
 const NEXT_REPLY: Duration = Duration::from_millis(300);
+
+/// The part of a STATS reply that the response has.
+#[derive(Deserialize)]
+struct ServiceStats {
+    name: String,
+    #[serde(rename = "id")]
+    instance: String,
+    started: Option<String>,
+    endpoints: Option<Box<RawValue>>,
+}
+
+#[derive(Serialize)]
+struct AgentStats<'a> {
+    agent: &'a str,
+    instance: String,
+    started: Option<String>,
+    endpoints: Option<Box<RawValue>>,
+}
 
 /// `GET /stats`.
 pub(in crate::gateway) async fn stats(context: Context) -> HttpResult {
@@ -33,16 +53,12 @@ pub(in crate::gateway) async fn stats(context: Context) -> HttpResult {
     };
     let mut services = Vec::new();
     for reply in &replies {
-        let Ok(stats) = serde_json::from_slice::<Value>(&reply.payload) else { continue };
-        let name = stats["name"].as_str().unwrap_or_default();
-        let Some(agent) = names.get(name) else { continue };
-        services.push(json!({
-            "agent": agent, "instance": stats["id"], "started": stats["started"], "endpoints": stats["endpoints"],
-        }));
+        let Ok(stats) = serde_json::from_slice::<ServiceStats>(&reply.payload) else { continue };
+        if let Some(agent) = names.get(&stats.name) {
+            let ServiceStats { instance, started, endpoints, .. } = stats;
+            services.push(AgentStats { agent, instance, started, endpoints });
+        }
     }
-    services.sort_by(|a, b| {
-        let key = |value: &Value| (value["agent"].to_string(), value["instance"].to_string());
-        key(a).cmp(&key(b))
-    });
+    services.sort_by(|a, b| (a.agent, &a.instance).cmp(&(b.agent, &b.instance)));
     Ok(json_response(StatusCode::OK, to_bytes(&json!({ "services": services }))))
 }

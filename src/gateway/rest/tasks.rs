@@ -15,7 +15,11 @@ pub(in crate::gateway) const MAX_TASKS: usize = 500;
 const DEFAULT_TASKS: usize = 100;
 
 /// `GET /agents/{agent}/tasks`.
-pub(in crate::gateway) async fn list(context: Context, Params(agent): Params<String>, query: Query) -> HttpResult {
+pub(in crate::gateway) async fn list(
+    context: Context,
+    Params(agent): Params<String>,
+    query: Query,
+) -> HttpResult {
     let agent = context.agent(&agent)?;
     let limit = query.number("limit", MAX_TASKS)?.unwrap_or(DEFAULT_TASKS);
     let replies = control(&context, &agent, "tasks", json!({ "limit": limit })).await?;
@@ -36,14 +40,20 @@ pub(in crate::gateway) async fn list(context: Context, Params(agent): Params<Str
 }
 
 /// `GET /agents/{agent}/tasks/{id}`.
-pub(in crate::gateway) async fn show(context: Context, Params((agent, id)): Params<(String, String)>) -> HttpResult {
+pub(in crate::gateway) async fn show(
+    context: Context,
+    Params((agent, id)): Params<(String, String)>,
+) -> HttpResult {
     let agent = context.agent(&agent)?;
     let subject = context.gateway.mesh.subjects.get_task(&agent.token);
     about_task(&context, &agent, subject, &id).await
 }
 
 /// `POST /agents/{agent}/tasks/{id}/cancel`.
-pub(in crate::gateway) async fn cancel(context: Context, Params((agent, id)): Params<(String, String)>) -> HttpResult {
+pub(in crate::gateway) async fn cancel(
+    context: Context,
+    Params((agent, id)): Params<(String, String)>,
+) -> HttpResult {
     let agent = context.agent(&agent)?;
     let subject = context.gateway.mesh.subjects.cancel_task(&agent.token);
     about_task(&context, &agent, subject, &id).await

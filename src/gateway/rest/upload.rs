@@ -39,7 +39,7 @@ pub(super) struct Source<'a> {
 
 /// `POST /files`: a raw body with `?name=`, or a form with one file.
 pub(in crate::gateway) async fn upload(context: Context, query: Query, request: Request) -> HttpResult {
-    let content_type = text(request.headers(), header::CONTENT_TYPE)?;
+    let content_type = text(request.headers(), &header::CONTENT_TYPE)?;
     let is_form = content_type.as_deref().is_some_and(|text| {
         text.split(';').next().is_some_and(|name| name.trim().eq_ignore_ascii_case("multipart/form-data"))
     });
@@ -163,7 +163,8 @@ fn stored(reply: Bytes) -> Response {
     let name = serde_json::from_slice::<Stored>(&reply).ok();
     let name = name.and_then(|stored| stored.url.rsplit('/').next().map(str::to_owned));
     let mut response = json_response(StatusCode::CREATED, reply);
-    if let Some(location) = name.and_then(|name| HeaderValue::from_str(&format!("/api/v1/files/{name}")).ok()) {
+    if let Some(location) = name.and_then(|name| HeaderValue::from_str(&format!("/api/v1/files/{name}")).ok())
+    {
         response.headers_mut().insert(header::LOCATION, location);
     }
     response
@@ -172,7 +173,8 @@ fn stored(reply: Bytes) -> Response {
 /// The value of a header for the bridge. A name comes from a query, and may be any text.
 fn value(what: &str, text: &str) -> HttpResult<NatsValue> {
     let invalid = || {
-        let message = format!("the {what} of the file is longer than {MAX_NAME} bytes, or has unprintable characters");
+        let message =
+            format!("the {what} of the file is longer than {MAX_NAME} bytes, or has unprintable characters");
         HttpError::invalid(message)
     };
     if text.len() > MAX_NAME || text.contains(is_unprintable) {
@@ -181,7 +183,7 @@ fn value(what: &str, text: &str) -> HttpResult<NatsValue> {
     text.parse().map_err(|_| invalid())
 }
 
-fn text(headers: &HeaderMap, name: header::HeaderName) -> HttpResult<Option<String>> {
+fn text(headers: &HeaderMap, name: &header::HeaderName) -> HttpResult<Option<String>> {
     let invalid = || HttpError::invalid(format!("header `{name}` has characters other than ASCII"));
-    headers.get(&name).map(|value| value.to_str().map(str::to_owned).map_err(|_| invalid())).transpose()
+    headers.get(name).map(|value| value.to_str().map(str::to_owned).map_err(|_| invalid())).transpose()
 }

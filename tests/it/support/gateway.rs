@@ -21,7 +21,9 @@ pub fn token(name: &str, more: Value) -> Value {
     let digest = Sha256::digest(format!("token-of-{name}"));
     let sha256: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
     let mut entry = json!({"name": name, "sha256": sha256});
-    entry.as_object_mut().unwrap().extend(more.as_object().cloned().unwrap_or_default());
+    if let (Value::Object(entry), Value::Object(more)) = (&mut entry, more) {
+        entry.extend(more);
+    }
     entry
 }
 
