@@ -125,7 +125,7 @@ fn success(content: Content) -> Value {
         Content::Json(schema) => json!({ "application/json": { "schema": reference(schema) } }),
         Content::JsonOrEvents(schema) => json!({
             "application/json": { "schema": reference(schema) },
-            "text/event-stream": { "schema": { "type": "string" } },
+            "text/event-stream": {},
         }),
         Content::Text => json!({ "text/plain": {}, "application/openmetrics-text": {} }),
         Content::Html => json!({ "text/html": {} }),

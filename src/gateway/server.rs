@@ -68,25 +68,23 @@ pub(super) async fn serve(gateway: Arc<Gateway>, listener: TcpListener) {
     }
 }
 
+/// Waits for the first bytes of a request. Until then, a connection takes no buffers.
 async fn serve_connection(gateway: Arc<Gateway>, stream: TcpStream, client: SocketAddr) {
     let _ = stream.set_nodelay(true);
-    let timeout = gateway.limits().header_timeout;
-    // A connection without a request takes no buffers.
-    let first = async { tokio::time::timeout(timeout, stream.readable()).await };
-    if !matches!(gateway.stop.run_until_cancelled(first).await, Some(Ok(Ok(())))) {
-        return;
-    }
-    match gateway.tls() {
+    let first = tokio::time::timeout(gateway.limits().header_timeout, stream.readable());
+    if matches!(gateway.stop.run_until_cancelled(first).await, Some(Ok(Ok(())))) {
         // Boxed, so that idle connections stay small.
-        None => Box::pin(serve_http(&gateway, stream, client)).await,
-        Some(config) => {
-            let handshake = Box::pin(tokio::time::timeout(timeout, TlsAcceptor::from(config).accept(stream)));
-            match handshake.await {
-                Ok(Ok(stream)) => Box::pin(serve_http(&gateway, stream, client)).await,
-                Ok(Err(error)) => tracing::debug!(%client, %error, "a TLS handshake failed"),
-                Err(_) => tracing::debug!(%client, "a TLS handshake took too long"),
-            }
-        }
+        Box::pin(serve_requests(gateway, stream, client)).await;
+    }
+}
+
+async fn serve_requests(gateway: Arc<Gateway>, stream: TcpStream, client: SocketAddr) {
+    let Some(config) = gateway.tls() else { return serve_http(&gateway, stream, client).await };
+    let handshake = TlsAcceptor::from(config).accept(stream);
+    match tokio::time::timeout(gateway.limits().header_timeout, handshake).await {
+        Ok(Ok(stream)) => serve_http(&gateway, stream, client).await,
+        Ok(Err(error)) => tracing::debug!(%client, %error, "a TLS handshake failed"),
+        Err(_) => tracing::debug!(%client, "a TLS handshake took too long"),
     }
 }
 

@@ -8,7 +8,7 @@ use serde_json::json;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
-use crate::support::commands::{command_on, run};
+use crate::support::commands::{command_on, repository_file, run};
 use crate::support::gateway::{Fetch as _, Gateway, token};
 use crate::support::{Bridge, NatsServer, launched, processes, wait_until, within_deadline};
 
@@ -376,4 +376,37 @@ async fn a_second_signal_skips_the_grace_period() {
     let ended =
         tokio::time::timeout(Duration::from_secs(10), gateway.stop()).await.expect("it stops at once");
     assert!(ended.success());
+}
+
+#[tokio::test]
+async fn the_shipped_permissions_of_a_gateway_suffice() {
+    let mut conf = repository_file("deploy/nats-permissions.conf");
+    for name in ["BRIDGE", "OPERATOR", "GATEWAY", "ALICE", "BOB"] {
+        conf = conf.replace(&format!("${name}_PASSWORD"), "secret");
+    }
+    let conf = conf.replacen("users = [", "users = [\n    { user: test, password: secret }", 1);
+    let conf = format!("{conf}\nno_auth_user: test\njetstream {{ store_dir: \"$STORE_DIR\" }}\n");
+    let mut bridge = Bridge::with(launched("demo", &[]))
+        .nats("user", "bridge")
+        .nats("password", "secret")
+        .nats("subject_prefix", "a2a")
+        .nats("inbox_prefix", "_INBOX.bridge")
+        .start_on(NatsServer::start_configured(&conf).await)
+        .await;
+    let nats = json!({
+        "url": bridge.nats.url(), "user": "gateway", "password": "secret", "inbox_prefix": "_INBOX.gateway",
+    });
+    let gateway = Gateway::start_with(json!({"nats": nats, "gateway": {}, "shutdown_grace": "2s"})).await;
+    gateway.call("demo/echo", "x").reply().await.status(200);
+    gateway.call("demo/stream", "one two").events().await.all().await;
+    gateway.get("agents/demo").reply().await.status(200);
+    gateway.get("stats").reply().await.status(200);
+    gateway.get("agents/demo/tasks").reply().await.status(200);
+    gateway.post("agents/demo/restart", &json!({})).reply().await.status(200);
+    let stored = gateway.upload("files", "text/plain", b"abc".to_vec()).reply().await.status(201);
+    gateway.get(stored.header("location")).reply().await.status(200);
+    bridge.stop().await;
+    for log in [gateway.log(), bridge.log()] {
+        assert!(!log.contains("ermissions Violation"), "{log}");
+    }
 }
