@@ -71,8 +71,10 @@ pub(super) async fn serve(gateway: Arc<Gateway>, listener: TcpListener) {
 /// Waits for the first bytes of a request. Until then, a connection takes no buffers.
 async fn serve_connection(gateway: Arc<Gateway>, stream: TcpStream, client: SocketAddr) {
     let _ = stream.set_nodelay(true);
-    let first = tokio::time::timeout(gateway.limits().header_timeout, stream.readable());
-    if matches!(gateway.stop.run_until_cancelled(first).await, Some(Ok(Ok(())))) {
+    let mut byte = [0];
+    // Not `readable`, which resolves at once for a new connection.
+    let first = tokio::time::timeout(gateway.limits().header_timeout, stream.peek(&mut byte));
+    if matches!(gateway.stop.run_until_cancelled(first).await, Some(Ok(Ok(1)))) {
         // Boxed, so that idle connections stay small.
         Box::pin(serve_requests(gateway, stream, client)).await;
     }
@@ -124,5 +126,20 @@ impl Service<Request<Incoming>> for ClientService {
     fn call(&self, mut request: Request<Incoming>) -> Self::Future {
         request.extensions_mut().insert(ConnectInfo(self.client));
         self.router.call(request)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn size_of_future<A, B, C, F>(_: fn(A, B, C) -> F) -> usize {
+        size_of::<F>()
+    }
+
+    #[test]
+    fn an_idle_connection_is_small() {
+        let size = size_of_future(serve_connection);
+        assert!(size <= 1024, "{size} bytes; {} with a request", size_of_future(serve_requests));
     }
 }
