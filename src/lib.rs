@@ -36,6 +36,7 @@
 //!                  │                          ▲     └──> a2a       cards, dialects, calls, streams
 //!                  └──> bus ──> dispatch ─────┴─> action ──┬──> a2a
 //!                       front doors, one way in            └──> state    follow-ups, tasks, sessions, keys
+//! cli ──> gateway ──> NATS   HTTP for the agents of all bridges; a client that needs no bridge in its process
 //! ```
 //!
 //! | module | owns | does not know |
@@ -50,6 +51,7 @@
 //! | [`dispatch`] | the rules that apply to every request, through any front door | NATS |
 //! | [`files`] | files by reference: URLs, limits, fetching, and the interface of the store | NATS, A2A |
 //! | [`bus`] | NATS: connection, subjects, one service per agent, front doors, control commands | how processes run |
+//! | [`gateway`] | HTTP for the agents of all bridges, as a client of NATS | processes, A2A |
 //! | [`bridge`] | the order in which everything starts, reloads and stops | |
 //! | [`cli`] | arguments, exit codes, output for people | |
 //!
@@ -123,6 +125,11 @@
 //! | which answer claims a follow-up id | `answer` in `action/follow_up.rs`, with `FollowUps::claim` in `state/follow_ups.rs` |
 //! | whether a call has a line in the call log, and what it says | `CallEntry` in `dispatch/call_log.rs` |
 //! | under which skill a call is counted | `Operation::label` in `dispatch/request.rs`, with `CallStats::ended` in `agent/call_stats.rs` |
+//! | who may use a route of the gateway, how often, and what browsers may do | `Guard::admit` in `gateway/router.rs`, with `gateway/auth.rs` |
+//! | which headers of an HTTP request reach a bridge | `PASSED_ON` in `gateway/rest/calls.rs` |
+//! | whether an agent that does not reply is unknown or unavailable, for HTTP clients | `Context::absent` in `gateway/context.rs`, with `gateway/directory.rs` |
+//! | whether the client of an event stream is too slow | `Events::send` in `gateway/sse.rs` |
+//! | whether there is memory for the body of an HTTP request | `Charge::add` in `gateway/body.rs` |
 //! | whether `/readyz` succeeds | `Metrics::not_ready_reason` in `metrics.rs` |
 //! | what the bridge reports to systemd | `cli/systemd.rs` |
 //! | whether a call counts as in flight, so that its agent is not considered hung | `Dispatcher::call` in `dispatch/mod.rs`; `agent/health_check.rs` reads the count |
@@ -202,6 +209,7 @@ mod dispatch;
 mod failpoint;
 mod files;
 mod fuzz;
+mod gateway;
 
 mod json;
 mod memory;

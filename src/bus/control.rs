@@ -3,7 +3,8 @@
 //! Requests go to `<prefix>.control.<agent>.<command>`. The permissions of the NATS account protect them: every
 //! client that may publish to `<prefix>.control.>` controls the agents. There is no queue group, so if several replicas
 //! serve one agent, each answers for its own process, and a command reaches all of them. If the body has
-//! `"instance"`, only that instance obeys and answers; the others ignore the request.
+//! `"instance"`, only that instance obeys and answers; the others ignore the request. Gateways send the same requests below
+//! `<prefix>.gw.`, for a principal; `tasks` then lists the tasks of that principal only.
 //!
 //! | command | body | reply |
 //! | --- | --- | --- |
@@ -23,12 +24,14 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::encoded_reply::EncodedReply;
+use super::identity::Entrance;
 use super::outbox::Outbox;
 use super::service::{MAX_VERSION, ServiceContext, ServiceError};
 use super::stoppable_task::StoppableTask;
-use super::subject::{ReplyGuard, Subjects, Token};
+use super::subject::{Subjects, Token};
 use crate::agent::{Agent, AgentCommand, AgentState};
 use crate::background::{BackgroundTasks, OnPanic};
+use crate::caller::Caller;
 use crate::json::{first_that_fit, to_bytes};
 use crate::process::output::{Counts, Line};
 use crate::reply::error::{ActionError, Code};
@@ -173,21 +176,42 @@ pub(crate) struct LogsReply {
     pub more: bool,
 }
 
-/// Subscribes to the control requests of an agent. Cancel-safe: dropping the future or the subscriber leaves nothing
+/// The control requests of an agent.
+#[derive(Debug)]
+pub(crate) struct ControlRequests {
+    direct: Subscriber,
+    gateway: Subscriber,
+}
+
+impl ControlRequests {
+    /// The next request; `None` if the client is closed. Does not lose a request if the future is dropped.
+    async fn next(&mut self) -> Option<(Message, Entrance)> {
+        tokio::select! {
+            message = self.direct.next() => Some((message?, Entrance::Direct)),
+            message = self.gateway.next() => Some((message?, Entrance::Gateway)),
+        }
+    }
+}
+
+/// Subscribes to the control requests of an agent. Cancel-safe: dropping the future or the subscribers leaves nothing
 /// behind.
 pub(crate) async fn subscribe(
     agent: &Agent,
     context: &ServiceContext,
     subjects: &Subjects,
-) -> Result<Subscriber, ServiceError> {
+) -> Result<ControlRequests, ServiceError> {
+    let subscribe = async |subject: String| {
+        let subscriber = context.client.subscribe(subject.clone()).await;
+        subscriber.map_err(|source| ServiceError::Subscribe { subject, source })
+    };
     let subject = subjects.control(&Token::new(&agent.name), "*");
-    let subscriber = context.client.subscribe(subject.clone()).await;
-    subscriber.map_err(|source| ServiceError::Subscribe { subject, source })
+    let gateway = subjects.gateway(&subject).unwrap_or_else(|| subject.clone());
+    Ok(ControlRequests { direct: subscribe(subject).await?, gateway: subscribe(gateway).await? })
 }
 
 /// Answers the control requests of one agent until the task is stopped.
 pub(crate) fn start(
-    requests: Subscriber,
+    requests: ControlRequests,
     agent: Agent,
     state: Arc<State>,
     instance: String,
@@ -196,8 +220,7 @@ pub(crate) fn start(
 ) -> StoppableTask {
     StoppableTask::spawn(tasks, "control", |stop| {
         let outbox = Outbox::one_at_a_time(context.client.clone(), context.confirmations.clone());
-        let controller =
-            Controller { agent, state, instance, guard: Arc::clone(&context.guard), outbox, stop };
+        let controller = Controller { agent, state, instance, context: context.clone(), outbox, stop };
         Arc::new(controller).run(requests, tasks.clone())
     })
 }
@@ -206,23 +229,23 @@ struct Controller {
     agent: Agent,
     state: Arc<State>,
     instance: String,
-    guard: Arc<ReplyGuard>,
+    context: ServiceContext,
     outbox: Outbox,
     stop: CancellationToken,
 }
 
 impl Controller {
-    async fn run(self: Arc<Self>, mut requests: Subscriber, tasks: BackgroundTasks) {
+    async fn run(self: Arc<Self>, mut requests: ControlRequests, tasks: BackgroundTasks) {
         let permits = Arc::new(Semaphore::new(MAX_CONCURRENT));
-        while let Some(Some(message)) = self.stop.run_until_cancelled(requests.next()).await {
-            let Some(reply) = message.reply.clone().filter(|reply| self.guard.allows(reply)) else {
+        while let Some(Some((message, entrance))) = self.stop.run_until_cancelled(requests.next()).await {
+            let Some(reply) = message.reply.clone().filter(|reply| self.context.guard.allows(reply)) else {
                 continue;
             };
             match Arc::clone(&permits).try_acquire_owned() {
                 Ok(permit) => {
                     let controller = Arc::clone(&self);
                     tasks.spawn("control request", OnPanic::Log, async move {
-                        if let Err(error) = controller.answer(&message, reply.clone()).await {
+                        if let Err(error) = controller.answer(&message, entrance, reply.clone()).await {
                             controller.refuse(reply, error).await;
                         }
                         drop(permit);
@@ -237,7 +260,12 @@ impl Controller {
         }
     }
 
-    async fn answer(&self, message: &Message, reply: Subject) -> Result<(), ActionError> {
+    async fn answer(&self, message: &Message, entrance: Entrance, reply: Subject) -> Result<(), ActionError> {
+        // A gateway decides which of its principals are operators. The others may list their own tasks.
+        let principal = match entrance {
+            Entrance::Direct => None,
+            Entrance::Gateway => Some(self.context.identity().caller(message, entrance)?),
+        };
         let request: ControlRequest = match message.payload.as_ref() {
             b"" => ControlRequest::default(),
             body => serde_json::from_slice(body).map_err(|error| {
@@ -259,7 +287,7 @@ impl Controller {
             }
             "restart" => self.command(AgentCommand::Restart, reply).await,
             "logs" => self.send_logs(&request, reply).await,
-            "tasks" => self.send_tasks(&request, reply).await,
+            "tasks" => self.send_tasks(&request, principal.as_ref(), reply).await,
             _ => {
                 let text = "unknown command; use one of `show`, `start`, `stop`, `restart`, `tasks`, `logs`";
                 return Err(ActionError::invalid(text));
@@ -325,9 +353,9 @@ impl Controller {
         }
     }
 
-    async fn send_tasks(&self, request: &ControlRequest, reply: Subject) {
+    async fn send_tasks(&self, request: &ControlRequest, caller: Option<&Caller>, reply: Subject) {
         let limit = request.limit.unwrap_or(MAX_TASKS).min(MAX_TASKS);
-        let (tasks, left_out) = self.state.tasks.list(&self.agent.name, limit).await;
+        let (tasks, left_out) = self.state.tasks.list(&self.agent.name, caller, limit).await;
         let tasks = tasks.into_iter().map(|task| TaskSummary {
             id: task.id,
             state: task.state,

@@ -165,6 +165,12 @@ impl Subjects {
         Some(format!("{}.gw.{rest}", self.prefix))
     }
 
+    /// The subject of which [`Subjects::gateway`] makes this one.
+    pub fn direct(&self, subject: &str) -> Option<String> {
+        let rest = subject.strip_prefix(&*self.prefix)?.strip_prefix(".gw.")?;
+        Some(format!("{}.{rest}", self.prefix))
+    }
+
     /// Requests for the agent's card.
     pub fn card(&self, agent: &Token) -> String {
         format!("{}.card.{agent}", self.prefix)
@@ -178,6 +184,11 @@ impl Subjects {
     /// Announcements of the agent in the registry.
     pub fn registry(&self, agent: &Token) -> String {
         format!("{}.registry.{agent}", self.prefix)
+    }
+
+    /// Announcements of all agents.
+    pub fn registries(&self) -> String {
+        format!("{}.registry.*", self.prefix)
     }
 
     /// Updates of a submitted task.

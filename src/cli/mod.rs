@@ -2,7 +2,7 @@
 //!
 //! Results go to stdout, everything else to stderr. Exit codes follow sysexits.h; see the constants below.
 //!
-//! `run` and `check` read the configuration. `agents`, `skills`, `call`, `task`, `files`, `card`, `logs` and `top` are ordinary NATS
+//! `run`, `gateway` and `check` read the configuration. `agents`, `skills`, `call`, `task`, `files`, `card`, `logs` and `top` are ordinary NATS
 //! clients: they use only the public protocol and work from any machine that reaches the server.
 
 mod agents;
@@ -14,6 +14,7 @@ mod completion;
 mod control;
 mod discover;
 mod files;
+mod gateway;
 mod health;
 mod init;
 mod local_time;
@@ -105,6 +106,8 @@ struct Cli {
 enum Command {
     /// Serve the configured agents until SIGTERM or Ctrl-C
     Run(run::RunArgs),
+    /// Serve the agents on NATS over HTTP until SIGTERM or Ctrl-C
+    Gateway(gateway::GatewayArgs),
     /// Check the configuration, the connection to NATS and the agents
     Check(check::CheckArgs),
     /// Write a configuration file to start from
@@ -260,7 +263,7 @@ fn command() -> clap::Command {
 
 fn execute(cli: Cli, log: &LogWriter) -> CliResult {
     let default_filter = match cli.command {
-        Command::Run(_) | Command::DemoAgent(_) => "info",
+        Command::Run(_) | Command::Gateway(_) | Command::DemoAgent(_) => "info",
         // It reports itself what agents write.
         Command::Check(_) => "off",
         _ => "error",
@@ -278,6 +281,7 @@ fn execute(cli: Cli, log: &LogWriter) -> CliResult {
             let _export = telemetry::spans::start_export();
             block_on(run::run(args, config, environment))
         }
+        Command::Gateway(args) => block_on(gateway::run(args)),
         Command::Check(args) => block_on(check::run(args)),
         Command::Schema => print_json(&config::schema()),
         Command::Plugin => println(plugin::manifest().trim_end()),

@@ -9,12 +9,14 @@ use std::sync::Arc;
 use futures_util::FutureExt as _;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
+use super::gateway::{gateway_error, reload_with};
 use super::systemd::Systemd;
 use super::{CliError, CliResult, ConfigArgs, FAILED, INTERNAL_ERROR, INVALID_CONFIG, UNAVAILABLE};
 use crate::background::OnPanic;
 use crate::bridge::{Bridge, BridgeError, ReloadError};
 use crate::bus::connect::{ConnectError, FirstConnection};
 use crate::config::{self, Config, Environment};
+use crate::gateway::Gateway;
 #[cfg(target_os = "linux")]
 use crate::process::cgroup::Cgroups;
 use crate::process::child::{ProcessHost, is_inherited};
@@ -85,9 +87,21 @@ pub(super) async fn run(args: RunArgs, config: Config, environment: Environment)
             return Ok(ExitCode::SUCCESS);
         }
     };
-    let mut serving = pin!(serve(&bridge, config, &environment, hang_up, &systemd).fuse());
+    let gateway = match start_gateway(&config, args.first_connection()).await {
+        Ok(gateway) => gateway,
+        Err(error) => {
+            bridge.stop().await;
+            return Err(error);
+        }
+    };
+    let services = Services { bridge: &bridge, gateway: gateway.as_ref(), systemd: &systemd };
+    let mut serving = pin!(services.serve(config, &environment, hang_up).fuse());
     let result = tokio::select! {
         result = &mut serving => result,
+        () = services.gateway_failed() => {
+            tracing::error!("stopping after an internal error of the gateway");
+            Ok(())
+        }
         () = bridge.stopping() => {
             tracing::error!("stopping after an internal error");
             Ok(())
@@ -100,38 +114,84 @@ pub(super) async fn run(args: RunArgs, config: Config, environment: Environment)
     systemd.stopping();
     // A start or reload in progress must finish: only it knows the agents that it has started so far.
     tokio::select! {
-        () = bridge.stop() => {}
-        () = stop_faster(&mut stop, &bridge) => {}
+        () = services.stop() => {}
+        () = services.stop_faster(&mut stop) => {}
         () = async { let _ = serving.await; pending().await } => {}
     }
     result?;
     Ok(ExitCode::from(if bridge.has_panicked() { INTERNAL_ERROR } else { 0 }))
 }
 
-/// Serves the agents, and reloads the configuration on SIGHUP.
-async fn serve(
-    bridge: &Bridge,
-    config: Config,
-    environment: &Environment,
-    mut hang_up: Signal,
-    systemd: &Systemd,
-) -> CliResult<()> {
-    let file = config.file.clone();
-    bridge.serve(config).await.map_err(bridge_error)?;
-    tracing::info!(
-        agents = bridge.agents().len(),
-        "serving; stop with Ctrl-C or SIGTERM, reload the configuration with SIGHUP"
-    );
-    systemd.ready(bridge.agents().len());
-    while hang_up.recv().await.is_some() {
-        systemd.reloading();
-        reload(bridge, environment, file.as_deref()).await;
-        systemd.ready(bridge.agents().len());
+/// The gateway within the bridge, if it is configured.
+async fn start_gateway(config: &Config, first: FirstConnection) -> CliResult<Option<Arc<Gateway>>> {
+    let is_configured = config.gateway.as_ref().is_some_and(|gateway| gateway.listen.is_some());
+    if !is_configured {
+        return Ok(None);
     }
-    Ok(())
+    Gateway::start(config, first).await.map(Some).map_err(gateway_error)
 }
 
-async fn reload(bridge: &Bridge, environment: &Environment, file: Option<&Path>) {
+/// What `run` serves.
+struct Services<'a> {
+    bridge: &'a Bridge,
+    gateway: Option<&'a Arc<Gateway>>,
+    systemd: &'a Systemd,
+}
+
+impl Services<'_> {
+    /// Serves the agents, and reloads the configuration on SIGHUP.
+    async fn serve(&self, config: Config, environment: &Environment, mut hang_up: Signal) -> CliResult<()> {
+        let Self { bridge, gateway, systemd } = self;
+        let file = config.file.clone();
+        bridge.serve(config).await.map_err(bridge_error)?;
+        tracing::info!(
+            agents = bridge.agents().len(),
+            "serving; stop with Ctrl-C or SIGTERM, reload the configuration with SIGHUP"
+        );
+        systemd.ready(bridge.agents().len());
+        while hang_up.recv().await.is_some() {
+            systemd.reloading();
+            reload(bridge, *gateway, environment, file.as_deref()).await;
+            systemd.ready(bridge.agents().len());
+        }
+        Ok(())
+    }
+
+    async fn gateway_failed(&self) {
+        match self.gateway {
+            Some(gateway) => gateway.failed().await,
+            None => pending().await,
+        }
+    }
+
+    /// Stops both at the same time: requests in flight at the gateway need the bridge.
+    async fn stop(&self) {
+        let gateway = async {
+            if let Some(gateway) = self.gateway {
+                gateway.stop().await;
+            }
+        };
+        tokio::join!(gateway, self.bridge.stop());
+    }
+
+    /// A second signal skips all grace periods; a third one exits immediately.
+    async fn stop_faster(&self, stop: &mut StopSignals) {
+        let name = stop.next().await;
+        tracing::warn!("received {name} again; skipping the grace period");
+        self.bridge.skip_grace_periods();
+        if let Some(gateway) = self.gateway {
+            gateway.skip_grace_period();
+        }
+        stop.next().await;
+    }
+}
+
+async fn reload(
+    bridge: &Bridge,
+    gateway: Option<&Arc<Gateway>>,
+    environment: &Environment,
+    file: Option<&Path>,
+) {
     let Some(file) = file else {
         return tracing::error!("reload failed: the configuration did not come from a file");
     };
@@ -144,6 +204,9 @@ async fn reload(bridge: &Bridge, environment: &Environment, file: Option<&Path>)
             return tracing::error!("reload failed; keeping the current configuration");
         }
     };
+    if let Some(gateway) = gateway {
+        reload_with(gateway, &config);
+    }
     let done = match bridge.reload(config).await {
         Ok(done) => done,
         Err(ReloadError(errors)) => {
@@ -206,7 +269,7 @@ pub(super) fn process_host() -> ProcessHost {
 /// Raises the number of files that the bridge may open to the hard limit: every call in flight needs one. Returns the
 /// limit from before, which agents get.
 #[cfg(target_os = "linux")]
-fn raise_file_limit() -> Option<u64> {
+pub(super) fn raise_file_limit() -> Option<u64> {
     use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
     let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).ok()?;
@@ -217,20 +280,17 @@ fn raise_file_limit() -> Option<u64> {
 }
 
 #[cfg(not(target_os = "linux"))]
+pub(super) fn raise_file_limit() -> Option<u64> {
+    None
+}
+
+#[cfg(not(target_os = "linux"))]
 pub(super) fn process_host() -> ProcessHost {
     tracing::warn!(
         "this system is not Linux: the bridge stops an agent's process group only, so processes that called setsid \
          keep running, agents outlive a bridge killed with SIGKILL, and `verify_port` has no effect"
     );
     ProcessHost::default()
-}
-
-/// A second signal skips all grace periods; a third one exits immediately.
-async fn stop_faster(stop: &mut StopSignals, bridge: &Bridge) {
-    let name = stop.next().await;
-    tracing::warn!("received {name} again; skipping the grace period");
-    bridge.skip_grace_periods();
-    stop.next().await;
 }
 
 fn bridge_error(error: BridgeError) -> CliError {
@@ -254,17 +314,17 @@ fn bridge_error(error: BridgeError) -> CliError {
     }
 }
 
-struct StopSignals {
+pub(super) struct StopSignals {
     terminate: Signal,
     interrupt: Signal,
 }
 
 impl StopSignals {
-    fn new() -> std::io::Result<Self> {
+    pub(super) fn new() -> std::io::Result<Self> {
         Ok(Self { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })
     }
 
-    async fn next(&mut self) -> &'static str {
+    pub(super) async fn next(&mut self) -> &'static str {
         tokio::select! {
             _ = self.terminate.recv() => "SIGTERM",
             _ = self.interrupt.recv() => "Ctrl-C",

@@ -115,6 +115,12 @@ kinds! {
         &format!(r"^\s*\d+\s*{}?\s*$", any_case(&["b", "kb", "kib", "mb", "mib", "gb", "gib"])),
     );
     BucketName -> String: "the name of a bucket", parse values::bucket_name, text_schema("^[A-Za-z0-9_-]{1,128}$");
+    PrincipalName -> String: "a name", parse values::principal,
+        json!({ "type": TEXT, "pattern": r"\S", "maxLength": 256 });
+    Sha256Digest -> [u8; 32]: "a SHA-256 digest", parse values::sha256_digest,
+        strict_schema(&["string"], "^[0-9a-fA-F]{64}$");
+    WebOrigin -> String: "an origin", parse values::web_origin, strict_schema(&["string"], HTTP_URL);
+    GatewayRole: "a word", parse parse_word, enum_schema::<Self>();
     ProcessorCount -> f64: "a number", parse values::processor_count, merged(
         strict_schema(&["string", "number"], r"^(\d+\.?\d*|\.\d+)$"),
         json!({ "minimum": 0.01, "maximum": 1024 }),
@@ -229,6 +235,14 @@ pub enum KeyPlace {
     Header,
     Query,
     Cookie,
+}
+
+/// What the holder of a token may do at the gateway.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum GatewayRole {
+    Caller,
+    /// May also control agents.
+    Operator,
 }
 
 /// Whether the bridge keeps state in JetStream.

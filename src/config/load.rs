@@ -105,6 +105,7 @@ fn parse_in(
         if sections == Sections::Nats {
             keep_nats(&mut root);
         }
+        add_no_agents(&mut root);
         expand(&mut root, env, &mut problems);
         if root.is_null() {
             problems.add_with_hint(root.at.start, "the file is empty", "the minimum is `agents: []`");
@@ -122,6 +123,23 @@ fn parse_in(
 fn keep_nats(root: &mut Node) {
     if let NodeValue::Map(entries) = &mut root.value {
         entries.retain(|entry| entry.key.text() == Some("nats"));
+        push_no_agents(root);
+    }
+}
+
+/// A configuration for a gateway alone needs no `agents`.
+fn add_no_agents(root: &mut Node) {
+    if let NodeValue::Map(entries) = &root.value {
+        let has = |key: &str| entries.iter().any(|entry| entry.key.text() == Some(key));
+        if has("gateway") && !has("agents") {
+            push_no_agents(root);
+        }
+    }
+}
+
+/// Adds `agents: []`.
+fn push_no_agents(root: &mut Node) {
+    if let NodeValue::Map(entries) = &mut root.value {
         let text = Scalar { text: "agents".to_owned(), plain: true, expanded: false };
         let key = Node { at: root.at.clone(), value: NodeValue::Scalar(text) };
         let value = Node { at: root.at.clone(), value: NodeValue::List(Vec::new()) };

@@ -1,6 +1,7 @@
 //! Rules across keys: which settings need each other or cannot be used together, and which must be unique.
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 
 use url::Host;
 
@@ -8,7 +9,7 @@ use super::agent;
 use super::declare::Scope;
 use super::node::{KeyValue, NodeValue};
 use super::problems::Problems;
-use super::settings::AgentConfig;
+use super::settings::{AgentConfig, GatewayToken};
 
 /// The keys of an authentication method, of which exactly one has a value.
 pub(super) const AUTH_METHODS: [&str; 4] = ["bearer", "api_key", "basic", "oauth2"];
@@ -71,6 +72,35 @@ pub(super) fn agent(scope: &mut Scope<'_, '_>) {
         && scope.text("restart_on_crash") == Some("false")
     {
         scope.problems.add(at, "`restart` contradicts `restart_on_crash: false`; remove `restart_on_crash`");
+    }
+}
+
+/// Without tokens, the gateway serves this machine only. A token belongs to one entry.
+pub(super) fn gateway(scope: &mut Scope<'_, '_>) {
+    let tokens = match scope.value("tokens").map(|tokens| &tokens.value) {
+        Some(NodeValue::List(tokens)) => tokens.as_slice(),
+        _ => &[],
+    };
+    let listen = scope.text("listen").and_then(|text| text.trim().parse::<SocketAddr>().ok());
+    if let (Some(at), Some(listen), true) = (scope.position("listen"), listen, tokens.is_empty())
+        && !listen.ip().is_loopback()
+    {
+        scope.problems.add_with_hint(
+            at,
+            "without `tokens`, the gateway listens on a loopback address only",
+            "add `tokens`, or listen on 127.0.0.1",
+        );
+    }
+    let mut digests = BTreeMap::new();
+    for node in tokens {
+        let Some(scope) = scope.enter(node, GatewayToken::NAMES) else {
+            continue;
+        };
+        if let Some((text, at)) = scope.value("sha256").and_then(|node| Some((node.text()?, node.at.start))) {
+            let what = ("two tokens are the same", "give each entry a token of its own");
+            let at = at.max(node.at.start);
+            report_duplicate(&mut digests, text.to_ascii_lowercase(), at, what, scope.problems);
+        }
     }
 }
 

@@ -15,10 +15,10 @@ use super::agent::{Port, SettingsDigest};
 use super::declare::{Field, Scope, Setting, joined, merged, object_schema, settings};
 use super::kinds::{
     A2aVersion, AgentName, AgentUrl, AnyText, AuthMethods, AuthToken, Binding, BucketName, CallLogging,
-    CallerBinding, CommandLine, Count, EnvFile, EnvVars, FileSize, HeaderLines, HeaderName, HeaderValue,
-    HostPort, InboxPrefix, JetStreamMode, JsonObject, KeyPlace, MemorySize, OwnerName, ProcessorCount,
-    Renames, Restart, Secret, Servers, Size, StateReplicas, SubjectPatterns, SubjectPrefix, Text, TokenUrl,
-    UrlPath, UserName,
+    CallerBinding, CommandLine, Count, EnvFile, EnvVars, FileSize, GatewayRole, HeaderLines, HeaderName,
+    HeaderValue, HostPort, InboxPrefix, JetStreamMode, JsonObject, KeyPlace, MemorySize, OwnerName,
+    PrincipalName, ProcessorCount, Renames, Restart, Secret, Servers, Sha256Digest, Size, StateReplicas,
+    SubjectPatterns, SubjectPrefix, Text, TokenUrl, UrlPath, UserName, WebOrigin,
 };
 use super::node::Node;
 use super::rules;
@@ -35,6 +35,7 @@ settings! {
         logging: Logging, default {};
         limits: BridgeLimits, default {};
         files: FilesConfig, default {};
+        gateway: Option<GatewayConfig>;
         + file: Option<PathBuf>;
     }
 
@@ -80,6 +81,62 @@ settings! {
         /// fetches those of all other hosts itself. The bridge connects to an address in a private network only if this
         /// list has the address.
         fetch_hosts: Vec<HostPort>, default [];
+    }
+
+    /// HTTP gateway to the agents, for `a2a-bridge gateway`; `run` serves it, too, if `listen` is set. A configuration with
+    /// this mapping needs no `agents`.
+    pub(crate) struct GatewayConfig, check rules::gateway {
+        /// Address and port to listen on; `a2a-bridge gateway` listens on 127.0.0.1:8080 by default. Without `tokens`, it must
+        /// be a loopback address.
+        listen: Option<SocketAddr>, example "127.0.0.1:8080";
+        /// Who may use the gateway: `name` of the principal, `sha256` of its token in hexadecimal digits, `role` (`caller` or
+        /// `operator`), `agents` that it may use, and `rate` in requests a second. Without tokens, everyone on this machine is
+        /// an operator.
+        tokens: Vec<GatewayToken>, default [], example [{ "name": "alice", "sha256": "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef" }];
+        /// Origins of web pages, such as `https://app.example.org`, that may use the gateway from a browser. The gateway's own
+        /// origin always may.
+        allowed_origins: Vec<WebOrigin>, default [];
+        tls: Option<GatewayTls>;
+        /// One line at level `info` for each HTTP request: `off` for none, `errors` for requests that failed, `all` for all.
+        access_log: CallLogging, default "off";
+        limits: GatewayLimits, default {};
+    }
+
+    /// A token, and what its holder may do.
+    pub(crate) struct GatewayToken {
+        /// Name of the principal. Tasks, follow-ups and files belong to it. Several tokens may have the same name.
+        name: PrincipalName, example "alice";
+        /// SHA-256 of the token in hexadecimal digits: `printf %s "$TOKEN" | sha256sum`.
+        sha256: Sha256Digest;
+        /// `caller`, or `operator`, who may also start and stop agents, read their output, and read `/metrics`.
+        role: GatewayRole, default "caller";
+        /// Names of the agents that the principal may use; all if absent.
+        agents: Option<Vec<AgentName>>, example ["weather"];
+        /// Number of requests a second, 1 to 100000; unlimited if absent. Short bursts of as many requests at once are permitted.
+        rate: Option<Count>, example 50;
+    }
+
+    /// Serve HTTPS. Paths are relative to the directory of the configuration file. A reload (SIGHUP) reads both files again.
+    pub(crate) struct GatewayTls {
+        /// PEM file with the certificate, followed by those of intermediate authorities.
+        cert: PathBuf, example "tls/gateway.pem";
+        /// PEM file with the private key.
+        key: PathBuf, example "tls/gateway.key";
+    }
+
+    /// Limits of the gateway.
+    pub(crate) struct GatewayLimits {
+        /// Number of connections at the same time; more have to wait.
+        connections: Count, default 16384;
+        /// Number of event streams of one principal at the same time.
+        streams: Count, default 256;
+        /// Time within which a client has to send the head of a request, also on an idle connection.
+        header_timeout: Duration, default "30s";
+        /// Time within which a client has to send a JSON body, or the next part of a file, and has to read the next part of a
+        /// response.
+        body_timeout: Duration, default "30s";
+        /// Time for which the gateway waits for the reply to a call. The limits of the agent apply first.
+        call_timeout: Duration, default "1h";
     }
 
     /// Connection to NATS, and the subjects that the bridge uses there.
@@ -371,6 +428,15 @@ settings! {
     }
 }
 
+impl Default for GatewayConfig {
+    fn default() -> Self {
+        let mut problems = super::problems::Problems::new("", None);
+        let empty = Node::from_json(json!({}), 0);
+        Self::read(&empty, &mut Scope::root(&mut problems))
+            .expect("every setting of the gateway has a default")
+    }
+}
+
 impl Default for IdentityConfig {
     fn default() -> Self {
         Self { bind: CallerBinding::User, required: false }
@@ -408,7 +474,14 @@ pub(crate) fn schema() -> Value {
     let head = json!({
         "$schema": "https://json-schema.org/draft/2020-12/schema", "title": "Configuration of a2a-bridge",
     });
-    merged(head, Config::schema())
+    let mut schema = merged(head, Config::schema());
+    // A gateway alone needs no agents.
+    if let Some(object) = schema.as_object_mut() {
+        object.remove("required");
+        let either = ["agents", "gateway"].map(|key| json!({ "required": [key] }));
+        object.insert("anyOf".to_owned(), json!(either));
+    }
+    schema
 }
 
 /// Every key, at any depth, with all its names.

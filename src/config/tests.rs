@@ -119,7 +119,8 @@ fn the_example_files_load_and_editors_find_their_schema() {
 fn the_schema_allows_no_other_keys_and_knows_every_name_of_a_key() {
     let schema = schema();
     assert_eq!(schema["additionalProperties"], false);
-    assert_eq!(schema["required"], serde_json::json!(["agents"]));
+    let either = serde_json::json!([{"required": ["agents"]}, {"required": ["gateway"]}]);
+    assert_eq!(schema["anyOf"], either);
     let agent = &schema["properties"]["agents"]["items"];
     assert_eq!(agent["additionalProperties"], false);
     assert_eq!(agent["properties"]["startup_timeout"]["default"], "30s");

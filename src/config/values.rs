@@ -9,6 +9,8 @@ use std::time::Duration;
 
 use url::Url;
 
+use crate::text::is_unprintable;
+
 /// Maximum duration of a setting.
 pub(super) const MAX_DURATION: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 
@@ -115,6 +117,45 @@ pub(super) fn bucket_name(text: &str) -> Result<String, String> {
         true => Ok(text.to_owned()),
         false => Err("expected the name of a bucket: letters, digits, `_` and `-`".into()),
     }
+}
+
+/// The principal for whom a gateway calls, as a bridge accepts it in `A2A-Caller`.
+pub(super) fn principal(text: &str) -> Result<String, String> {
+    let name = non_empty(text)?;
+    if name.len() > 256 || name.contains(is_unprintable) || name.trim() != name {
+        return Err(
+            "expected a name of at most 256 bytes, without unprintable characters and outer spaces".into()
+        );
+    }
+    Ok(name)
+}
+
+pub(super) fn sha256_digest(text: &str) -> Result<[u8; 32], String> {
+    let digit = |byte: u8| char::from(byte).to_digit(16).and_then(|digit| u8::try_from(digit).ok());
+    let mut digest = [0; 32];
+    let (pairs, rest) = text.as_bytes().as_chunks::<2>();
+    let is_digest = pairs.len() == digest.len() && rest.is_empty();
+    let parsed = digest.iter_mut().zip(pairs).try_for_each(|(byte, [high, low])| {
+        *byte = digit(*high)? << 4 | digit(*low)?;
+        Some(())
+    });
+    match (is_digest, parsed) {
+        (true, Some(())) => Ok(digest),
+        _ => Err("expected 64 hexadecimal digits, as from `printf %s \"$TOKEN\" | sha256sum`".into()),
+    }
+}
+
+/// The origin of a web page as browsers send it: scheme, host, and the port unless it is the default.
+pub(super) fn web_origin(text: &str) -> Result<String, String> {
+    let expected = || "expected an origin such as `https://app.example.org`, without a path".to_owned();
+    let url = Url::parse(text.trim()).map_err(|_| expected())?;
+    let is_origin = matches!(url.scheme(), "http" | "https")
+        && matches!(url.path(), "" | "/")
+        && url.query().is_none()
+        && url.fragment().is_none()
+        && url.username().is_empty()
+        && url.password().is_none();
+    if is_origin { Ok(url.origin().ascii_serialization()) } else { Err(expected()) }
 }
 
 pub(super) fn processor_count(text: &str) -> Result<f64, String> {

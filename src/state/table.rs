@@ -50,6 +50,8 @@ use crate::caller::Caller;
 /// Maximum number of rows that a step visits, evicts or moves while it holds the lock, which takes well under a
 /// millisecond.
 const ROWS_PER_STEP: usize = 1024;
+/// Protected rows of all callers that a list of the rows of one caller visits.
+const VISITED_PROTECTED: usize = 8 * ROWS_PER_STEP;
 /// Maximum number of expired rows that a write removes even if there is room; bounds the cost of a write.
 const EXPIRED_PER_WRITE: usize = 4;
 /// Rows for which an agent keeps capacity after a sweep, in addition to four times the rows that it has.
@@ -326,6 +328,28 @@ impl<V> BoundedTable<V> {
         let recent: Vec<_> =
             protected.chain(evictable).take(limit.min(ROWS_PER_STEP)).map(|slot| rows.row(slot)).collect();
         let left_out = rows.rows.len() - recent.len();
+        let live = recent.into_iter().filter(|row| row.expires > now);
+        (live.map(|row| (&*row.id, &row.value)).collect(), left_out)
+    }
+
+    /// As [`BoundedTable::recent`], only those that `caller` wrote first. Of the protected rows of all callers, it visits a
+    /// limited number.
+    pub(super) fn recent_of(
+        &self,
+        agent: &str,
+        caller: &Caller,
+        limit: usize,
+        now: Instant,
+    ) -> (Vec<(&str, &V)>, usize) {
+        let Some(rows) = self.agents.get(agent) else { return (Vec::new(), 0) };
+        let Some((holder_slot, holder)) = rows.holders.find(caller) else { return (Vec::new(), 0) };
+        let protected = rows.protected.iter().rev().take(VISITED_PROTECTED).map(|(_, slot)| *slot);
+        let protected = protected.filter(|slot| rows.row(*slot).holder == holder_slot);
+        let evictable =
+            std::iter::successors(holder.evictable.newest, |slot| rows.row(*slot).own_links.older);
+        let recent: Vec<_> =
+            protected.chain(evictable).take(limit.min(ROWS_PER_STEP)).map(|slot| rows.row(slot)).collect();
+        let left_out = holder.rows.saturating_sub(recent.len());
         let live = recent.into_iter().filter(|row| row.expires > now);
         (live.map(|row| (&*row.id, &row.value)).collect(), left_out)
     }

@@ -23,6 +23,9 @@ mod diagnostics;
 mod discovery;
 mod files;
 mod follow_ups;
+mod gateway;
+mod gateway_files;
+mod gateway_safety;
 mod health;
 mod idempotency;
 #[cfg(target_os = "linux")]

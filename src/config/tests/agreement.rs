@@ -130,7 +130,8 @@ fn every_key_that_is_not_required_may_be_left_without_a_value() {
     fn check(schema: &Value, path: &str) {
         let required = schema.get("required").and_then(Value::as_array).cloned().unwrap_or_default();
         let required =
-            [required, ["name", "agent_name", "url", "a2a_server_url"].map(Value::from).to_vec()].concat();
+            [required, ["agents", "name", "agent_name", "url", "a2a_server_url"].map(Value::from).to_vec()]
+                .concat();
         for (key, property) in schema["properties"].as_object().unwrap_or(&Map::new()) {
             if required.contains(&json!(key)) {
                 continue;
@@ -318,4 +319,38 @@ fn the_schema_accepts_every_example_file() {
             assert!(problems.is_empty(), "{}: {problems:?}", path.display());
         }
     }
+}
+
+#[test]
+fn the_settings_of_a_gateway_need_no_agents() {
+    let gateway = |settings: Value| json!({ "gateway": settings });
+    let token = |digest: &str| json!({"name": "alice", "sha256": digest});
+    let (one, other) = ("0a".repeat(32), "0B".repeat(32));
+    assert_verdict(&gateway(json!({})), true);
+    assert_verdict(&gateway(Value::Null), true);
+    assert_verdict(&json!({}), false);
+    assert_verdict(&json!({"nats": {}}), false);
+    assert_verdict(&gateway(json!({"listen": "127.0.0.1:8080", "limits": {"streams": 300}})), true);
+    assert_verdict(&gateway(json!({"tokens": [token(&one), token(&other)]})), true);
+    assert_verdict(
+        &gateway(
+            json!({"tokens": [{"name": "a", "sha256": one, "role": "operator", "rate": 5, "agents": ["b"]}]}),
+        ),
+        true,
+    );
+    for wrong in [json!("0a"), json!("0g".repeat(32)), json!("0a".repeat(33)), Value::Null] {
+        assert_verdict(&gateway(json!({"tokens": [{"name": "alice", "sha256": wrong}]})), false);
+    }
+    assert_verdict(&gateway(json!({"tokens": [{"name": "a", "sha256": one, "role": "root"}]})), false);
+    assert_verdict(&gateway(json!({"tls": {"cert": "a.pem"}})), false);
+    assert_verdict(&gateway(json!({"allowed_origins": ["https://app.example.org"]})), true);
+    for text in [
+        json!({"gateway": {"listen": "0.0.0.0:80"}}),
+        json!({"gateway": {"tokens": [token(&one), token(&one.to_uppercase())]}}),
+        json!({"gateway": {"allowed_origins": ["https://app.example.org/path"]}}),
+    ] {
+        assert!(parse(&text.to_string(), "bridge.yaml", &env).is_err(), "{text}");
+    }
+    let listen = json!({"gateway": {"listen": "0.0.0.0:80", "tokens": [token(&one)]}});
+    assert!(parse(&listen.to_string(), "bridge.yaml", &env).is_ok());
 }

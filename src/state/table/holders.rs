@@ -29,7 +29,7 @@ pub(super) struct Holder {
     tenant: TenantSlot,
     /// `None` for the caller that all unverified callers share.
     usage: Option<Arc<CallerUsage>>,
-    rows: usize,
+    pub(super) rows: usize,
     pub(super) bytes: usize,
     pub(super) protected_bytes: usize,
     /// The list of the caller's evictable rows.
@@ -94,6 +94,10 @@ impl Holders {
 
     pub(super) fn get(&self, slot: HolderSlot) -> &Holder {
         self.all.get(slot as usize).expect("a holder in use")
+    }
+
+    pub(super) fn find(&self, caller: &Caller) -> Option<(HolderSlot, &Holder)> {
+        self.by_caller.get(caller).map(|slot| (*slot, self.get(*slot)))
     }
 
     pub(super) fn protected_bytes(&self, caller: &Caller) -> usize {

@@ -1,4 +1,4 @@
-//! Lists tasks for operators.
+//! Lists tasks, for operators and for the caller to whom they belong.
 
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -7,6 +7,7 @@ use futures_util::future::ready;
 use futures_util::stream::{self, StreamExt as _};
 
 use super::{LocalTask, TaskOutline, Tasks};
+use crate::caller::Caller;
 use crate::state::clock::Instant;
 
 /// Records that are read from the store at the same time.
@@ -48,11 +49,19 @@ impl ListedTask {
 impl Tasks {
     /// Up to `limit` tasks of an agent that this process has seen, the newest first, and how many more there are. Open
     /// tasks take precedence over those that have ended. A task of which only the store knows is not listed: the replica
-    /// that follows it lists it.
-    pub(crate) async fn list(&self, agent: &Arc<str>, limit: usize) -> (Vec<ListedTask>, usize) {
+    /// that follows it lists it. If a caller is given, only its own tasks are listed.
+    pub(crate) async fn list(
+        &self,
+        agent: &Arc<str>,
+        caller: Option<&Caller>,
+        limit: usize,
+    ) -> (Vec<ListedTask>, usize) {
         let (known, left_out) = {
-            let local = self.local();
-            let (rows, left_out) = local.recent(agent, limit, Instant::now());
+            let (local, now) = (self.local(), Instant::now());
+            let (rows, left_out) = match caller {
+                Some(caller) => local.recent_of(agent, caller, limit, now),
+                None => local.recent(agent, limit, now),
+            };
             let known: Vec<_> = rows.into_iter().map(|(id, task)| (id.to_owned(), task.clone())).collect();
             (known, left_out)
         };
@@ -62,7 +71,9 @@ impl Tasks {
                 LocalTask::InStore(_) => self.find_in_store(agent, &id).await.ok().flatten(),
                 local => local.outline(),
             };
-            outline.map(|outline| ListedTask::new(id, &outline))
+            // The agent may have used the id again, for another caller.
+            let is_visible = |outline: &TaskOutline| caller.is_none_or(|caller| outline.caller == *caller);
+            outline.filter(is_visible).map(|outline| ListedTask::new(id, &outline))
         });
         let listed = stream::iter(listed).buffered(CONCURRENT_READS);
         let mut tasks: Vec<_> = listed.filter_map(ready).collect().await;

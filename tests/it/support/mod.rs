@@ -11,6 +11,7 @@ pub mod demo_agent;
 pub mod eventually;
 pub mod files;
 pub mod frames;
+pub mod gateway;
 pub mod mesh;
 pub mod nats;
 pub mod nats_cluster;
