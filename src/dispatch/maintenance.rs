@@ -248,7 +248,7 @@ impl Searches {
 impl Dispatcher {
     /// Cancels the tasks whose question was not answered in time.
     async fn cancel_expired(&self) {
-        let expired = self.actions.state.follow_ups.take_expired(&self.agent.name).await;
+        let expired = self.actions.state.take_expired(&self.agent.name).await;
         let cancel = |question: crate::state::follow_ups::OpenQuestion| async move {
             let options = CallOptions { caller: question.caller, ..CallOptions::default() };
             self.abandon_task(&question.task_id, &options).await;

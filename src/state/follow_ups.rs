@@ -478,7 +478,7 @@ impl FollowUps {
 
     /// Marks the questions of an agent whose time is over as expired, and returns those that no other replica has
     /// marked, so that exactly one replica cancels each task. Questions that cannot be marked now are tried again.
-    pub(crate) async fn take_expired(&self, agent: &Arc<str>) -> Vec<OpenQuestion> {
+    pub(super) async fn take_expired(&self, agent: &Arc<str>) -> Vec<(Uuid, OpenQuestion)> {
         let now = now_ms();
         let due = {
             let mut expiries = self.expiries();
@@ -511,7 +511,7 @@ impl FollowUps {
                 })
             };
             match self.records.update(&key(agent, &id), mark).await {
-                Ok(DueQuestion::Expired(question)) => expired.push(*question),
+                Ok(DueQuestion::Expired(question)) => expired.push((id, *question)),
                 // If the agent does not take the answer, the question is open again.
                 Ok(DueQuestion::Claimed) if now < expires_ms + MAX_CLAIMED_MS => {
                     self.watch_expiry(agent, id, now + CLAIMED_RETRY_MS);
@@ -906,7 +906,7 @@ mod tests {
         follow_ups.issue(&agent, question(), MINUTE).await.unwrap();
         tokio::time::sleep(Duration::from_millis(2)).await;
         let expired = follow_ups.take_expired(&agent).await;
-        assert_eq!(expired.iter().map(|question| question.task_id.as_str()).collect::<Vec<_>>(), ["t"]);
+        assert_eq!(expired.iter().map(|(_, question)| question.task_id.as_str()).collect::<Vec<_>>(), ["t"]);
         assert_eq!(follow_ups.find(&agent, &id).await.unwrap().unwrap().state, FollowUpState::Expired);
         assert!(follow_ups.take_expired(&agent).await.is_empty());
     }

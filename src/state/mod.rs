@@ -48,7 +48,7 @@ use uuid::Uuid;
 
 use crate::caller::Caller;
 use crate::reply::error::{ActionError, Code};
-use follow_ups::{Claim, FollowUps};
+use follow_ups::{Claim, FollowUps, OpenQuestion};
 use idempotency::Idempotency;
 use ledger::{Holder, Stored};
 use peers::{ClaimStatus, PeerQueries, Peers};
@@ -323,6 +323,22 @@ impl State {
                 let _ = self.follow_ups.expire(agent, id).await;
             }
         }
+    }
+
+    /// The questions of an agent whose time is over, so that their tasks have to be canceled. A task that has gone on, or
+    /// that asks under another id, is none of them: a request that could not record its id has made that one.
+    pub(crate) async fn take_expired(&self, agent: &Arc<str>) -> Vec<OpenQuestion> {
+        let mut expired = Vec::new();
+        for (id, question) in self.follow_ups.take_expired(agent).await {
+            let named = match self.tasks.find_to_answer(agent, &question.task_id).await {
+                Ok(Some(task)) => task.follow_up.map(|named| named.id),
+                Ok(None) | Err(_) => Some(id),
+            };
+            if named == Some(id) {
+                expired.push(question);
+            }
+        }
+        expired
     }
 
     /// Ends the claim of an answer that the agent has received, or may have. If this replica dies before the store has

@@ -742,12 +742,35 @@ struct StoredTask<T = TaskRecord> {
     task: T,
     /// Identifies the write.
     nonce: Uuid,
-    /// The last write of the owner before this one, which may not know that it took effect.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    replaced: Option<Uuid>,
+    #[serde(default, skip_serializing_if = "Replaced::is_empty")]
+    replaced: Replaced,
     /// The call of the owner that follows the task; 0 if it is not known.
     #[serde(default)]
     run: u64,
+}
+
+/// Takeovers of a task that are remembered.
+const MAX_REPLACED: usize = 4;
+
+/// The last writes of earlier owners of a task, oldest first. An owner may not know that its write took effect.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(transparent)]
+struct Replaced(Vec<Uuid>);
+
+impl Replaced {
+    fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    fn contains(&self, write: Uuid) -> bool {
+        self.0.contains(&write)
+    }
+
+    /// Another replica takes over, and replaces this write.
+    fn followed_by(&self, write: Uuid) -> Self {
+        let first = (self.0.len() + 1).saturating_sub(MAX_REPLACED);
+        Self(self.0.iter().copied().skip(first).chain([write]).collect())
+    }
 }
 
 impl Record for StoredTask {

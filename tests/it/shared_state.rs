@@ -187,7 +187,8 @@ async fn a_full_bucket_refuses_new_records_and_takes_smaller_ones_in_place_of_ot
     let created = api(&client, &format!("STREAM.CREATE.{STREAM}"), config).await;
     assert!(created["error"].is_null(), "{created}");
     let store = replica(&server).await;
-    let value = "x".repeat(8 << 10);
+    // Longer than what is compressed.
+    let value = "x".repeat(9 << 10);
     let first = store.write("agent", "first", 0, value.clone(), HOUR).await.unwrap();
     let mut refused = None;
     for number in 0..16 {

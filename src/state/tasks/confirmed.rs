@@ -16,8 +16,8 @@ use std::sync::{Arc, PoisonError};
 use uuid::Uuid;
 
 use super::{
-    FindResult, LocalTask, Observer, RecordResult, StoredTask, TaskOutline, TaskRecord, Tasks, UNSTORED,
-    next_revision,
+    FindResult, LocalTask, Observer, RecordResult, Replaced, StoredTask, TaskOutline, TaskRecord, Tasks,
+    UNSTORED, next_revision,
 };
 use crate::caller::Caller;
 use crate::reply::error::{ActionError, Code};
@@ -289,8 +289,8 @@ impl Tasks {
     }
 
     /// Another replica has replaced this write.
-    fn add_landed(&self, key: &RecordKey, task: &mut Unconfirmed, replaced: Option<Uuid>) {
-        let Some(index) = task.attempts.iter().position(|attempt| Some(attempt.nonce) == replaced) else {
+    fn add_landed(&self, key: &RecordKey, task: &mut Unconfirmed, replaced: &Replaced) {
+        let Some(index) = task.attempts.iter().position(|attempt| replaced.contains(attempt.nonce)) else {
             return;
         };
         if let Attempt { update: Some(revision), reply, .. } = task.attempts.remove(index) {
@@ -435,15 +435,17 @@ impl Tasks {
         let mut outline = None;
         let key = RecordKey::new(agent, id).of_caller(&task.record.caller);
         let is_first_attempt = task.attempts.is_empty();
-        let mut replaced_attempt = None;
+        let mut replaced_attempts = Replaced::default();
         let decide = |known: Option<StoredTask<TaskOutline>>| {
             let base = known.as_ref().map(|known| known.nonce);
-            let replaced = known.as_ref().and_then(|known| match self.other_owner(&known.task) {
-                Some(_) => base,
-                None => known.replaced,
-            });
+            let is_foreign = known.as_ref().is_some_and(|known| self.other_owner(&known.task).is_some());
+            let replaced = match &known {
+                Some(known) if is_foreign => known.replaced.followed_by(known.nonce),
+                Some(known) => known.replaced.clone(),
+                None => Replaced::default(),
+            };
             let run = match (&known, observer.is_lookup) {
-                (Some(known), true) if replaced != base => known.run,
+                (Some(known), true) if !is_foreign => known.run,
                 _ => observer.run,
             };
             let landed = task.attempts.iter().find(|attempt| Some(attempt.nonce) == base);
@@ -459,7 +461,7 @@ impl Tasks {
                     let new = &task.record;
                     let is_new_task = is_first_attempt && observer.takeover == Takeover::New;
                     let is_taken_over = !is_new_task && self.is_taken_over(task, &stored);
-                    replaced_attempt = stored.replaced;
+                    replaced_attempts = stored.replaced;
                     let known = stored.task;
                     if is_taken_over
                         || (self.store.is_shared()
@@ -501,7 +503,7 @@ impl Tasks {
             false => Assumption::Nothing,
         };
         let result = self.records.update_with(&key, assumption, Durability::Shared, decide).await;
-        self.add_landed(&key, task, replaced_attempt);
+        self.add_landed(&key, task, &replaced_attempts);
         Ok(Written { result: result?, outline, lifetime })
     }
 
@@ -527,7 +529,7 @@ impl Tasks {
             }
             let task = TaskRecord { owner: own, ..known.task };
             let lifetime = Lifetime { ttl: task.expires_in(), protected_for: task.open_for };
-            let (adopted, replaced) = (Some(task.clone()), Some(known.nonce));
+            let (adopted, replaced) = (Some(task.clone()), known.replaced.followed_by(known.nonce));
             Ok(Change::Write(StoredTask { task, nonce, replaced, run: 0 }, lifetime, adopted))
         };
         let adopted = self.records.update(&RecordKey::new(agent, id), adopt).await?;

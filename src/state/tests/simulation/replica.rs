@@ -648,7 +648,7 @@ impl Replica {
     async fn expire_questions(self) {
         loop {
             tokio::time::sleep(Duration::from_secs(2)).await;
-            for question in self.state.follow_ups.take_expired(&self.agent).await {
+            for question in self.state.take_expired(&self.agent).await {
                 self.log(|| format!("question {} expires", question.fingerprint));
                 self.world.count("questions that expired");
                 if let Ok(task) = question.task_id.trim_start_matches('t').parse() {
