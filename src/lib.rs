@@ -102,7 +102,7 @@
 //! | who calls, and whether the bridge serves that caller | `Identity::caller` in `bus/identity.rs`, for every endpoint, called by `EndpointReader::handle` in `bus/service/endpoint.rs` |
 //! | what others than the caller see of a task | `publish_updates` in `bus/publication.rs`, with `reply::without_content` |
 //! | how much of an agent's calls in flight and state one caller may take | `FairPermits::try_acquire` in `dispatch/fair_permits.rs`; `AgentQuota::is_fair` in `state/quota.rs` |
-//! | the form of a reply: headers `A2A-Reply`, `A2A-Frames`, limits | `Headers::read` in `bus/headers.rs`; `FrameWriter::select` in `bus/frames.rs` applies it to frames |
+//! | the form of a reply: headers `A2A-Reply`, `A2A-Frames`, limits | `Headers::read` in `bus/headers.rs`; `FrameSelector::select` in `events/selection.rs` applies it to frames |
 //! | whether a request is `busy` because of `max_in_flight` or another limit on calls | `Permits::take` and `try_acquire` in `dispatch/permits.rs`; a full quota of state is `busy` too, see `state/quota.rs` |
 //! | whether the bridge that runs a call is gone, for `a2a-bridge call` | `BridgeWatch::gone` in `cli/call/bridge_watch.rs`; the bridge names itself in `FrameWriter::started` in `bus/frames.rs` |
 //! | where a command finds NATS, and with which credentials | `NatsArgs::source` in `cli/nats_args.rs`; contexts of the `nats` tool in `cli/nats_context.rs` |
@@ -198,6 +198,7 @@ mod cli;
 mod config;
 mod demo_agent;
 mod dispatch;
+mod events;
 mod failpoint;
 mod files;
 mod fuzz;

@@ -8,7 +8,7 @@ use bytes::Bytes;
 
 use super::catalog::{self, Action, BuiltInAction};
 use super::encoded_reply::EncodedReply;
-use super::frames::{FrameSelection, FrameWriter};
+use super::frames::FrameWriter;
 use super::headers::{self, Headers};
 use super::outbox::Outbox;
 use super::peers::{ForwardableRequest, Forwarder};
@@ -20,6 +20,7 @@ use crate::caller::Caller;
 use crate::dispatch::Dispatcher;
 use crate::dispatch::arrival::Arrival;
 use crate::dispatch::request::{IdempotencyKey, Input, Operation, Request};
+use crate::events::selection::FrameSelection;
 use crate::reply::Reply;
 use crate::reply::error::ActionError;
 use crate::reply::outcome::Outcome;

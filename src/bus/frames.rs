@@ -3,7 +3,6 @@
 pub(crate) mod artifact;
 mod coalescer;
 
-use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,8 +19,9 @@ use super::inbox::{Inbox, OVERHEAD, split_first, subscribe_once, typed_body};
 use super::outbox::{Outbox, Room};
 use super::peers::{ForwardableRequest, Link, PEER};
 use super::reply_files;
-use crate::a2a::model::{Artifact, ArtifactUpdate, Part};
+use crate::a2a::model::{ArtifactUpdate, Part};
 use crate::action::progress::{ForwardError, Listener, Progress, ProgressEvent};
+use crate::events::selection::{FrameSelection, FrameSelector};
 use crate::json;
 use crate::offload;
 use crate::reply::Reply;
@@ -34,26 +34,13 @@ const PART_OVERHEAD: usize = 16;
 /// How long to wait for the server's message that no one is subscribed.
 const PROBE_TIMEOUT: Duration = Duration::from_millis(300);
 
-/// The frames that a caller wants (`A2A-Frames`). Status, task, state and result frames always come.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) enum FrameSelection {
-    #[default]
-    All,
-    /// The text of the response comes only as `response`, and artifacts carry everything else.
-    Text,
-    /// No `response`.
-    Artifacts,
-}
-
 #[derive(Debug)]
 pub(crate) struct FrameWriter {
     inbox: Inbox,
     /// The id of the service that runs the call.
     instance: Arc<str>,
     sequence: u64,
-    selection: FrameSelection,
-    /// With [`FrameSelection::Text`]: the response artifacts of which the caller has received a part.
-    started_artifacts: HashSet<Option<String>>,
+    selector: FrameSelector,
     cancel_on_disconnect: bool,
     coalescer: Coalescer,
     /// The request, while another replica may run it.
@@ -86,8 +73,7 @@ impl FrameWriter {
             inbox: Inbox::new(outbox, to, keep_alive),
             instance,
             sequence: 0,
-            selection,
-            started_artifacts: HashSet::new(),
+            selector: FrameSelector::new(selection),
             cancel_on_disconnect,
             coalescer: Coalescer::default(),
             forwardable: None,
@@ -221,50 +207,6 @@ impl FrameWriter {
             ProgressEvent::Response(text) => self.send_text(&text, |text| typed_body("response", text)).await,
         }
     }
-
-    /// Applies the caller's selection to a frame.
-    fn select(&mut self, frame: ProgressEvent) -> Option<ProgressEvent> {
-        match (self.selection, frame) {
-            (FrameSelection::Artifacts, ProgressEvent::Response(_)) => None,
-            (FrameSelection::Text, ProgressEvent::Artifact { mut update, is_response: true }) => {
-                remove_text(&mut update.artifact);
-                let has_started = self.started_artifacts.contains(&update.artifact.id);
-                if update.artifact.parts.is_empty() {
-                    // A reader that has a part of the artifact must learn that it is replaced or complete.
-                    let is_relevant = has_started && (!update.append || update.last_chunk);
-                    return is_relevant.then_some(ProgressEvent::Artifact { update, is_response: true });
-                }
-                if !has_started {
-                    self.started_artifacts.insert(update.artifact.id.clone());
-                }
-                // The first part that the reader sees has nothing to append to.
-                update.append &= has_started;
-                Some(ProgressEvent::Artifact { update, is_response: true })
-            }
-            (_, frame) => Some(frame),
-        }
-    }
-}
-
-/// Removes the text parts, and moves the extras of the other parts to their new indices.
-fn remove_text(artifact: &mut Artifact) {
-    if let Some(extras) = &mut artifact.extras {
-        let mut kept = 0;
-        let new_index = |part: &Part| {
-            let is_kept = part.as_text().is_none();
-            kept += usize::from(is_kept);
-            is_kept.then(|| kept - 1)
-        };
-        let new_indices: Vec<Option<usize>> = artifact.parts.iter().map(new_index).collect();
-        extras.parts.retain_mut(|(index, _)| match new_indices.get(*index).copied().flatten() {
-            Some(new) => {
-                *index = new;
-                true
-            }
-            None => false,
-        });
-    }
-    artifact.parts.retain(|part| part.as_text().is_none());
 }
 
 impl Progress for FrameWriter {
@@ -276,7 +218,7 @@ impl Progress for FrameWriter {
     }
 
     async fn report(&mut self, event: ProgressEvent) {
-        let Some(mut frame) = self.select(event) else { return };
+        let Some(mut frame) = self.selector.select(event) else { return };
         while self.inbox.is_behind {
             frame = match self.coalescer.add(frame) {
                 Some(frame) => frame,
@@ -385,21 +327,5 @@ mod tests {
         assert_eq!(writer.sequence, 1);
         writer.report(ProgressEvent::Response("x".repeat(32 << 10))).await;
         assert_eq!(writer.sequence, 3);
-    }
-
-    #[test]
-    fn an_artifact_without_its_text_keeps_the_extras_of_its_other_parts() {
-        let update = r#"{"artifactUpdate":{"taskId":"t","artifact":{"artifactId":"a","parts":[
-            {"text":"a","metadata":{"n":0}}, {"data":1,"metadata":{"n":1}}, {"text":"b"}, {"data":2},
-            {"text":"c","metadata":{"n":4}}, {"data":3,"metadata":{"n":5}}]}}}"#;
-        let Event::Artifact(mut update) = Event::decode(update).unwrap() else { panic!("not an artifact") };
-        remove_text(&mut update.artifact);
-        assert_eq!(update.artifact.parts.len(), 3);
-        let extras = update.artifact.extras.unwrap().parts;
-        let kept: Vec<_> = extras
-            .iter()
-            .map(|(index, extras)| (*index, extras.metadata.as_ref().unwrap().get().to_owned()))
-            .collect();
-        assert_eq!(kept, [(0, r#"{"n":1}"#.to_owned()), (2, r#"{"n":5}"#.to_owned())]);
     }
 }

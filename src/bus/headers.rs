@@ -2,10 +2,10 @@
 
 use async_nats::{HeaderMap, Message};
 
-use super::frames::FrameSelection;
 use crate::action::request::{CallOptions, ReplyMode, RequestBody};
 use crate::caller::Caller;
 use crate::config::values::parse_capped_duration;
+use crate::events::selection::FrameSelection;
 use crate::files::FileMode;
 use crate::reply::error::ActionError;
 use crate::telemetry::trace_context::{TraceContext, is_valid_traceparent};

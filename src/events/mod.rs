@@ -1,0 +1,13 @@
+//! The event log: what was said in sessions and calls, so that it can be read again, continued and attached to.
+//!
+//! The log is an append-only [store](store::EventStore) of [batches](event::Batch) of events that all replicas share.
+//! Everything else is derived from it: the frames of a logged call are decoded from the bytes that were stored, so that a
+//! caller that [attaches](attach) to the call at another replica gets the same frames, byte for byte.
+//!
+//! This module knows nothing of NATS. `bus::event_log` implements the store, and `dispatch` decides which calls are
+//! [logged](logged::Logged).
+
+pub(crate) mod event;
+pub(crate) mod follow;
+pub(crate) mod selection;
+pub(crate) mod store;
