@@ -514,6 +514,12 @@ impl<'de> Deserialize<'de> for LenientParts {
     }
 }
 
+/// Decodes the parts of an artifact, and their extra fields by the index of the part.
+pub(crate) fn decode_parts(json: &str) -> Result<(Vec<Part>, Vec<(usize, PartExtras)>), serde_json::Error> {
+    let LenientParts { list, extras, .. } = serde_json::from_str(json)?;
+    Ok((list, extras))
+}
+
 /// What replaces `parts` in v0.3's protobuf (a list) and in python-a2a (one part, or a string).
 struct LenientContent(LenientParts);
 

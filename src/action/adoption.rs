@@ -1,21 +1,34 @@
 //! Follows the tasks of replicas that are gone.
 
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use uuid::Uuid;
 
 use super::actions::Actions;
-use super::progress::NoProgress;
+use super::progress::Progress;
 use super::request::{CallOptions, MessageContent, ReplyMemory, ReplyMode};
 use super::run::{CallRun, GET_TASK_TIMEOUT, Polled, Purpose, RunEnd, RunInput, known_task_error};
-use crate::a2a::model::TaskState;
+use crate::a2a::model::{Event, TaskState};
+use crate::reply::Reply;
 use crate::reply::error::{ActionError, Code};
+use crate::reply::outcome::Outcome;
 use crate::state::follow_ups::AdoptedQuestion;
 use crate::state::peers::InstanceId;
+use crate::state::run_link::LiveRunLink;
 use crate::state::tasks::{TaskOutline, TaskRecord};
 
 /// Initial and maximum pause before the agent is asked for an adopted task again.
 const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
+
+/// The log of an adopted task.
+#[derive(Debug)]
+pub(crate) struct AdoptedLog<'a, P> {
+    pub progress: &'a mut P,
+    pub link: Option<Arc<LiveRunLink>>,
+    /// What the log has of the task.
+    pub reported: Vec<Event>,
+}
 
 /// Why a task is no longer tracked.
 struct Untracked {
@@ -24,14 +37,27 @@ struct Untracked {
 }
 
 impl Actions {
-    /// Adopts the task of a replica that is gone, and follows it to its end. Of several replicas, one does it.
-    pub(crate) async fn adopt_task(&self, task_id: &str, outline: &TaskOutline, from: InstanceId) {
-        let Some(record) = self.become_owner(task_id, from).await else { return };
+    /// Adopts the task of a replica that is gone: makes this replica its owner. Of several replicas, one does it.
+    pub(crate) async fn adopt_task(&self, task_id: &str, from: InstanceId) -> Option<TaskRecord> {
+        let record = self.become_owner(task_id, from).await?;
         tracing::debug!(agent = %self.agent, task_id, %from, "adopted a task");
+        Some(record)
+    }
+
+    /// Follows a task that was [adopted](Self::adopt_task) to its end. `reported` is what its caller has seen of it.
+    /// Returns how the call ends; `None` if it goes on elsewhere.
+    pub(crate) async fn follow_adopted_task(
+        &self,
+        task_id: &str,
+        record: TaskRecord,
+        outline: &TaskOutline,
+        from: InstanceId,
+        logged: AdoptedLog<'_, impl Progress>,
+    ) -> Option<Reply> {
         let options =
             CallOptions { mode: ReplyMode::Submit, caller: record.caller.clone(), ..CallOptions::default() };
         if record.state.is_final() || record.reply.is_err() {
-            return;
+            return Some(record.reply);
         }
         // The task of a launched agent that waits for an answer has ended with its process, too. One whose question was
         // answered, by a replica that is gone, goes on.
@@ -41,12 +67,17 @@ impl Actions {
         };
         let is_open = question == AdoptedQuestion::Open;
         if record.state == TaskState::InputRequired && !record.is_local && is_open {
-            return;
+            return Some(record.reply);
         }
-        if let Err(untracked) = self.follow_adopted(task_id, record, &options).await {
-            let Untracked { error, end } = *untracked;
-            let error = self.record_untracked(error, &options, end).await;
-            tracing::debug!(agent = %self.agent, task_id, code = error.info.code.name(), "an adopted task is no longer tracked");
+        match self.follow_adopted(task_id, record, &options, logged).await {
+            Ok(outcome) => Some(Ok(outcome)),
+            Err(untracked) => {
+                let Untracked { error, end } = *untracked;
+                let is_handed_over = self.hands_tasks_over();
+                let error = self.record_untracked(error, &options, end).await;
+                tracing::debug!(agent = %self.agent, task_id, code = error.info.code.name(), "an adopted task is no longer tracked");
+                (!is_handed_over).then_some(Err(error))
+            }
         }
     }
 
@@ -98,7 +129,9 @@ impl Actions {
         task_id: &str,
         record: TaskRecord,
         options: &CallOptions,
-    ) -> Result<(), Box<Untracked>> {
+        logged: AdoptedLog<'_, impl Progress>,
+    ) -> Result<Arc<Outcome>, Box<Untracked>> {
+        let AdoptedLog { progress, link, mut reported } = logged;
         let untracked = |error: ActionError| Err(Box::new(Untracked { error, end: RunEnd::default() }));
         let deadline = record.seen_at + record.may_run_for;
         let skill = match &record.reply {
@@ -117,7 +150,6 @@ impl Actions {
                 return untracked(error.with_task(self.known_task_ref(task_id, skill)));
             }
             if let Ok(live_agent) = self.live_agent() {
-                let mut progress = NoProgress;
                 let input = RunInput {
                     purpose: Purpose::Adopted,
                     mode: ReplyMode::Submit,
@@ -130,11 +162,13 @@ impl Actions {
                     content: MessageContent::default(),
                     claim: None,
                     reply_memory: &options.reply_memory,
+                    link: link.clone(),
                 };
-                let mut run = CallRun::new(self, live_agent, input, &mut progress);
+                let mut run = CallRun::new(self, live_agent, input, &mut *progress);
                 match run.waiter.get_task(task_id, GET_TASK_TIMEOUT).await {
                     Ok(Polled::Task(task)) => {
-                        let followed = Box::pin(run.follow_adopted(task)).await.map(drop);
+                        let reported = std::mem::take(&mut reported);
+                        let followed = Box::pin(run.follow_adopted(task, reported)).await;
                         let end = run.recorder.end();
                         return followed.map_err(|error| Box::new(Untracked { error, end }));
                     }

@@ -5,7 +5,7 @@
 //! to the front door.
 
 pub(crate) mod actions;
-mod adoption;
+pub(crate) mod adoption;
 pub(crate) mod assemble;
 mod files;
 pub(crate) mod follow_up;

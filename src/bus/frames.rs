@@ -1,8 +1,5 @@
 //! Writes the frames of a streamed reply to the caller's inbox.
 
-pub(crate) mod artifact;
-mod coalescer;
-
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,25 +9,25 @@ use futures_util::StreamExt as _;
 use serde::Serialize;
 use tokio::task::yield_now;
 
-use self::artifact::ArtifactEncoder;
-use self::coalescer::Coalescer;
-use super::encoded_reply::EncodedReply;
-use super::inbox::{Inbox, OVERHEAD, split_first, subscribe_once, typed_body};
+use super::encoded_reply::{EncodedReply, LoggedReply};
+use super::inbox::{Inbox, OVERHEAD, subscribe_once};
 use super::outbox::{Outbox, Room};
 use super::peers::{ForwardableRequest, Link, PEER};
 use super::reply_files;
 use crate::a2a::model::{ArtifactUpdate, Part};
 use crate::action::progress::{ForwardError, Listener, Progress, ProgressEvent};
+use crate::events::artifact_data::ArtifactEncoder;
+use crate::events::attach::ReplayedEnd;
+use crate::events::coalescer::Coalescer;
+use crate::events::event::FrameCounts;
 use crate::events::selection::{FrameSelection, FrameSelector};
-use crate::json;
+use crate::json::{self, split_first, typed_body};
 use crate::offload;
 use crate::reply::Reply;
 use crate::state::peers::InstanceId;
 
 pub(super) const SEQUENCE: HeaderName = HeaderName::from_static("A2A-Seq");
 const INSTANCE: HeaderName = HeaderName::from_static("A2A-Instance");
-/// Bytes of a part in addition to its text.
-const PART_OVERHEAD: usize = 16;
 /// How long to wait for the server's message that no one is subscribed.
 const PROBE_TIMEOUT: Duration = Duration::from_millis(300);
 
@@ -45,6 +42,10 @@ pub(crate) struct FrameWriter {
     coalescer: Coalescer,
     /// The request, while another replica may run it.
     forwardable: Option<Box<ForwardableRequest>>,
+    /// Frames before this one are not sent: the caller has them.
+    first: u64,
+    /// For a logged call, whose frames are those of the log.
+    logged: LoggedReply,
 }
 
 #[derive(Serialize)]
@@ -77,6 +78,8 @@ impl FrameWriter {
             cancel_on_disconnect,
             coalescer: Coalescer::default(),
             forwardable: None,
+            first: 0,
+            logged: LoggedReply::default(),
         }
     }
 
@@ -107,13 +110,41 @@ impl FrameWriter {
     pub(crate) async fn finish(mut self, reply: &Reply) -> Option<(u16, &'static str)> {
         self.flush().await;
         let EncodedReply { body, headers, error, room } =
-            EncodedReply::prepare(reply, &self.inbox.outbox, OVERHEAD).await;
+            self.logged.encode(reply, &self.inbox.outbox, OVERHEAD).await;
         // The reply is JSON already.
         let frame = [br#"{"type":"result","data":"#.as_slice(), &body, b"}"].concat().into();
         drop(body);
         self.send_with_headers(room, headers.unwrap_or_default(), frame).await;
         self.inbox.send(None, None, None, Bytes::new()).await;
         error
+    }
+
+    /// Begins to send the frames of a logged call, from `first` on.
+    pub(super) async fn begin_at(&mut self, first: u64) {
+        self.first = first;
+        self.logged.is_logged = true;
+        self.started().await;
+        if first > 0 {
+            // The caller learns that it is attached.
+            self.inbox.send(None, None, None, typed_body("status", "ack")).await;
+        }
+    }
+
+    /// The next frame has this number, by selection.
+    pub(super) fn continue_at(&mut self, numbers: FrameCounts) {
+        if let Some(number) = numbers.get(self.selector.selection().index()) {
+            self.sequence = *number;
+        }
+    }
+
+    /// Sends the result as it is in the log, and the end of the stream.
+    pub(super) async fn finish_logged(&mut self, end: ReplayedEnd) -> Option<(u16, &'static str)> {
+        let ReplayedEnd { body, error } = end;
+        let frame = [br#"{"type":"result","data":"#.as_slice(), &body, b"}"].concat().into();
+        let headers = error.as_ref().map(|(code, message)| EncodedReply::headers_of(*code, message));
+        self.send_with_headers(None, headers.unwrap_or_default(), frame).await;
+        self.inbox.send(None, None, None, Bytes::new()).await;
+        error.map(|(code, _)| (code.number(), code.name()))
     }
 
     async fn send(&mut self, room: Option<Room>, body: Bytes) {
@@ -123,6 +154,9 @@ impl FrameWriter {
     async fn send_with_headers(&mut self, room: Option<Room>, mut headers: HeaderMap, body: Bytes) {
         headers.insert(SEQUENCE, HeaderValue::from(self.sequence));
         self.sequence += 1;
+        if self.sequence <= self.first {
+            return;
+        }
         self.inbox.send(room, Some(headers), None, body).await;
     }
 
@@ -219,7 +253,7 @@ impl Progress for FrameWriter {
 
     async fn report(&mut self, event: ProgressEvent) {
         let Some(mut frame) = self.selector.select(event) else { return };
-        while self.inbox.is_behind {
+        while self.inbox.is_behind && !self.logged.is_logged {
             frame = match self.coalescer.add(frame) {
                 Some(frame) => frame,
                 None => return,
@@ -247,6 +281,18 @@ impl Progress for FrameWriter {
         // It charges the memory of the reply.
         self.forwardable = Some(request);
         reply
+    }
+
+    fn logged(&mut self) {
+        self.logged.is_logged = true;
+    }
+
+    fn log_failed(&mut self) {
+        self.logged.has_failed = true;
+    }
+
+    fn logged_result(&mut self, body: Bytes) {
+        self.logged.result = Some(body);
     }
 
     fn keep_alive_interval(&self) -> Option<Duration> {

@@ -113,6 +113,7 @@ struct Version {
 }
 
 impl Batch {
+    #[cfg(test)]
     pub(crate) fn new(
         session: Option<Arc<str>>,
         run: Option<Uuid>,
@@ -123,8 +124,29 @@ impl Batch {
         Self { v: VERSION, session, run, call, frames, events }
     }
 
+    #[cfg(test)]
     pub(crate) fn encode(&self) -> Bytes {
         json::to_bytes(self)
+    }
+
+    /// Encodes a batch of these parts.
+    pub(crate) fn encode_parts(
+        session: Option<&Arc<str>>,
+        run: Option<Uuid>,
+        call: u32,
+        frames: FrameCounts,
+        events: &[Event],
+    ) -> Bytes {
+        #[derive(Serialize)]
+        struct BatchParts<'a> {
+            v: u32,
+            session: Option<&'a Arc<str>>,
+            run: Option<Uuid>,
+            call: u32,
+            frames: FrameCounts,
+            events: &'a [Event],
+        }
+        json::to_bytes(&BatchParts { v: VERSION, session, run, call, frames, events })
     }
 
     pub(crate) fn decode(body: &[u8]) -> Result<Self, LogUnavailable> {

@@ -129,6 +129,21 @@ pub(crate) trait EventStore: fmt::Debug + Send + Sync {
         key: &'a LogKey,
     ) -> BoxFuture<'a, Result<BoxStream<'static, StoredBatch>, LogUnavailable>>;
 
+    /// Writes what is known of a run, in place of what was there.
+    fn put_run<'a>(
+        &'a self,
+        key: &'a LogKey,
+        run: Uuid,
+        record: Bytes,
+    ) -> BoxFuture<'a, Result<(), LogUnavailable>>;
+
+    /// What is known of a run of an owner, in whatever session it is.
+    fn find_run<'a>(
+        &'a self,
+        owner: &'a str,
+        run: Uuid,
+    ) -> BoxFuture<'a, Result<Option<Bytes>, LogUnavailable>>;
+
     /// Removes all batches of a key.
     fn purge<'a>(&'a self, key: &'a LogKey) -> BoxFuture<'a, Result<(), LogUnavailable>>;
 

@@ -251,6 +251,7 @@ async fn a_question_of_a_launched_agent_is_lost_only_when_its_replica_no_longer_
         fingerprint: "q".into(),
         caller: Caller::default(),
         is_local: true,
+        run: None,
     };
     let id = other.follow_ups.issue(&agent, question, Duration::from_secs(60)).await.unwrap().id.to_string();
     peers.set(|known| known.liveness = Liveness::Dead);

@@ -273,6 +273,9 @@ impl ForwardableRequest {
         if self.cancel_on_disconnect {
             headers.insert("A2A-On-Disconnect", "cancel");
         }
+        if self.options.is_logged {
+            headers.insert("A2A-Log", "on");
+        }
         if self.wants_ack {
             headers.insert("A2A-Ack", "yes");
         }
