@@ -205,8 +205,10 @@ impl<P: Progress> Progress for Logged<'_, P> {
         };
         // A caller must not wait for the news that the task has settled.
         let is_end = matches!(&event, ProgressEvent::State { state, .. } if state.is_settled());
+        // The text of an answer follows its artifact, and belongs into the same event.
+        let is_followed = matches!(&event, ProgressEvent::Artifact { is_response: true, .. });
         Box::pin(run.hold(event)).await;
-        if is_end || run.until_due() == Some(Duration::ZERO) {
+        if is_end || (run.until_due() == Some(Duration::ZERO) && !is_followed) {
             Box::pin(self.store()).await;
         }
     }
@@ -228,7 +230,8 @@ impl<P: Progress> Progress for Logged<'_, P> {
     }
 
     async fn flush(&mut self) {
-        if self.run.as_ref().is_some_and(|run| run.is_urgent()) {
+        let is_due = |run: &Box<RunLog>| run.is_urgent() || run.until_due() == Some(Duration::ZERO);
+        if self.run.as_ref().is_some_and(is_due) {
             Box::pin(self.store()).await;
         }
         self.inner.flush().await;
