@@ -243,7 +243,7 @@ async fn check_nats(config: &Config) -> (Finding, Option<Finding>) {
             let warning = identity::server_warning(version, &config.nats.identity);
             let warning = warning.map(|warning| format!("; warning: {warning}")).unwrap_or_default();
             let finding = Finding::ok(format!("ok, nats-server {version}{warning}"));
-            (finding, check_jetstream(&config.nats, Api::new(client, events)).await)
+            (finding, check_jetstream(&config.nats, config.events.is_some(), Api::new(client, events)).await)
         }
         Err(error) => {
             let (summary, advice) = match &error {
@@ -261,12 +261,13 @@ async fn check_nats(config: &Config) -> (Finding, Option<Finding>) {
 }
 
 /// Whether the bridge can share state. Without JetStream it still works, unless that is required.
-async fn check_jetstream(nats: &NatsConfig, api: Api) -> Option<Finding> {
+async fn check_jetstream(nats: &NatsConfig, has_events: bool, api: Api) -> Option<Finding> {
     let mode = nats.jetstream.mode;
     if mode == JetStreamMode::Off {
         return None;
     }
-    let Permissions { files, state } = missing_permissions(&api, &nats.subject_prefix).await;
+    let Permissions { files, state, events } = missing_permissions(&api, &nats.subject_prefix).await;
+    let events = if has_events { events } else { Vec::new() };
     let denied = |subjects: &[String]| {
         let advice =
             "add these subjects to what the user may publish to; deploy/nats-permissions.conf lists them";
@@ -281,12 +282,16 @@ async fn check_jetstream(nats: &NatsConfig, api: Api) -> Option<Finding> {
             }
             (absence.to_string(), run::NO_JETSTREAM.to_owned())
         }
-        _ if !state.is_empty() => denied(&[files, state].concat()),
+        _ if !state.is_empty() => denied(&[files, state, events].concat()),
         Err(absence) => (absence.to_string(), run::NO_JETSTREAM.to_owned()),
         Ok(()) if !files.is_empty() => {
             let (problem, advice) = denied(&files);
             let summary = "state is shared, but files must fit into one message";
             return Some(Finding::warning(summary, problem, advice));
+        }
+        Ok(()) if !events.is_empty() => {
+            let (problem, advice) = denied(&events);
+            return Some(Finding::warning("state is shared, but calls are not logged", problem, advice));
         }
         Ok(()) => return Some(Finding::ok("ok, state is shared")),
     };

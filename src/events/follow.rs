@@ -71,3 +71,54 @@ impl Follower {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::Ordering::Relaxed;
+
+    use super::*;
+    use crate::caller::Caller;
+    use crate::events::memory_store::MemoryEventStore;
+    use crate::events::store::NewBatch;
+
+    async fn append(store: &MemoryEventStore, key: &LogKey, numbers: std::ops::Range<usize>) {
+        for number in numbers {
+            let (id, body) = (format!("{:?}{number}", key.scope), number.to_string().into());
+            let batch = NewBatch { key, id, run: None, body, is_transient: false, expects_first: false };
+            store.append(batch).await.unwrap();
+        }
+    }
+
+    async fn expect(follower: &mut Follower, numbers: std::ops::Range<usize>) {
+        for number in numbers {
+            assert_eq!(follower.next().await.unwrap().body, number.to_string());
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn nothing_is_missed_or_repeated_even_if_a_subscription_loses_messages() {
+        let memory = Arc::new(MemoryEventStore::default());
+        let store = Arc::clone(&memory) as Arc<dyn EventStore>;
+        let [key, other] = ["s", "other"].map(|id| LogKey::session(&Caller::default(), id));
+        append(&memory, &key, 0..READ_AHEAD + 10).await;
+        let mut follower = Follower::start(&store, key.clone(), 0).await.unwrap();
+        // Both read and received.
+        append(&memory, &key, READ_AHEAD + 10..100).await;
+        append(&memory, &other, 0..3).await;
+        expect(&mut follower, 0..100).await;
+        append(&memory, &key, 100..110).await;
+        expect(&mut follower, 100..110).await;
+        // A gap before a message that was received.
+        memory.loses_live.store(true, Relaxed);
+        append(&memory, &key, 110..115).await;
+        memory.loses_live.store(false, Relaxed);
+        append(&memory, &key, 115..116).await;
+        expect(&mut follower, 110..116).await;
+        // The last messages are lost.
+        memory.loses_live.store(true, Relaxed);
+        append(&memory, &key, 116..120).await;
+        expect(&mut follower, 116..120).await;
+        memory.is_down.store(true, Relaxed);
+        assert_eq!(follower.next().await.unwrap_err(), LogUnavailable);
+    }
+}

@@ -16,6 +16,8 @@ pub(crate) mod follow;
 pub(crate) mod log;
 pub(crate) mod logged;
 pub(crate) mod mapping;
+#[cfg(test)]
+pub(crate) mod memory_store;
 pub(crate) mod resume;
 pub(crate) mod run_log;
 pub(crate) mod run_record;

@@ -9,6 +9,7 @@ use futures_util::future::join_all;
 
 use super::api::{Api, ApiError};
 use super::bucket::Bucket;
+use crate::bus::event_log;
 use crate::bus::object_store::ObjectStore;
 use crate::json;
 use crate::state::RecordKind;
@@ -23,6 +24,8 @@ pub(crate) struct Permissions {
     pub files: Vec<String>,
     /// To share state.
     pub state: Vec<String>,
+    /// To log events.
+    pub events: Vec<String>,
 }
 
 /// What a bridge with this subject prefix has to be allowed to publish to.
@@ -45,14 +48,22 @@ pub(crate) fn permissions(subject_prefix: &str) -> Permissions {
             format!("$KV.{name}.>"),
         ]);
     }
-    Permissions { files, state }
+    let (log, runs) = (event_log::stream_name(subject_prefix), event_log::runs_bucket(subject_prefix));
+    let operations =
+        ["STREAM.INFO", "STREAM.CREATE", "STREAM.MSG.GET", "STREAM.MSG.DELETE", "STREAM.PURGE", "DIRECT.GET"];
+    let of_log = operations.map(|operation| format!("$JS.API.{operation}.{log}"));
+    let of_runs = ["STREAM.INFO", "STREAM.CREATE", "STREAM.MSG.GET"];
+    let of_runs = of_runs.map(|operation| format!("$JS.API.{operation}.KV_{runs}"));
+    let published = [format!("{subject_prefix}.event.>"), format!("$KV.{runs}.>")];
+    let events = published.into_iter().chain(of_log).chain(of_runs).collect();
+    Permissions { files, state, events }
 }
 
 /// Those of the [`permissions`] that the NATS user of the bridge lacks.
 pub(crate) async fn missing_permissions(api: &Api, subject_prefix: &str) -> Permissions {
-    let Permissions { files, state } = permissions(subject_prefix);
-    let (files, state) = tokio::join!(missing(api, files), missing(api, state));
-    Permissions { files, state }
+    let Permissions { files, state, events } = permissions(subject_prefix);
+    let (files, state, events) = tokio::join!(missing(api, files), missing(api, state), missing(api, events));
+    Permissions { files, state, events }
 }
 
 async fn missing(api: &Api, permissions: Vec<String>) -> Vec<String> {
@@ -68,10 +79,14 @@ async fn missing(api: &Api, permissions: Vec<String>) -> Vec<String> {
 }
 
 fn probe_body(permission: &str) -> Bytes {
-    match permission.strip_prefix("$JS.API.STREAM.PURGE.OBJ_") {
-        Some(bucket) => json::to_bytes(&serde_json::json!({ "filter": format!("$O.{bucket}.C.check") })),
-        None => Bytes::from_static(REFUSED.as_bytes()),
-    }
+    let filter = match permission.strip_prefix("$JS.API.STREAM.PURGE.") {
+        Some(stream) => match stream.strip_prefix("OBJ_") {
+            Some(bucket) => format!("$O.{bucket}.C.check"),
+            None => format!("{stream}.check"),
+        },
+        None => return Bytes::from_static(REFUSED.as_bytes()),
+    };
+    json::to_bytes(&serde_json::json!({ "filter": filter }))
 }
 
 #[cfg(test)]
@@ -80,10 +95,11 @@ mod tests {
 
     #[test]
     fn the_probe_of_a_purge_removes_nothing() {
-        let Permissions { files, state } = permissions("a2a");
+        let Permissions { files, state, events } = permissions("a2a");
         let is_purge = |permission: &&String| permission.contains("PURGE");
-        let purges: Vec<_> = files.iter().chain(&state).filter(is_purge).collect();
-        assert_eq!(purges, ["$JS.API.STREAM.PURGE.OBJ_a2a_files"]);
+        let purges: Vec<_> = files.iter().chain(&state).chain(&events).filter(is_purge).collect();
+        assert_eq!(purges, ["$JS.API.STREAM.PURGE.OBJ_a2a_files", "$JS.API.STREAM.PURGE.a2a_events"]);
         assert_eq!(probe_body(purges[0]), r#"{"filter":"$O.a2a_files.C.check"}"#);
+        assert_eq!(probe_body(purges[1]), r#"{"filter":"a2a_events.check"}"#);
     }
 }
