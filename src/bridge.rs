@@ -222,7 +222,8 @@ impl Bridge {
         let store = OpenStore::open(&config.nats, &client, &events, &quotas, &host.tasks).await?;
         let state = Arc::new(State::new(&store.store, &quotas, &(Arc::clone(&peers) as Arc<dyn Peers>)));
         peers.set_queries(Arc::clone(&state) as Arc<dyn PeerQueries>);
-        let metrics = Arc::new(Metrics::new(client, Arc::clone(&state), Arc::clone(&memory)));
+        let metrics = Metrics::new(client, Arc::clone(&state), Arc::clone(&memory), log.clone());
+        let metrics = Arc::new(metrics);
         endpoints.set_metrics(Arc::clone(&metrics));
         let draining = DrainingAgents::new(host.tasks.clone(), Arc::clone(&metrics), config.shutdown_grace);
         Ok(Self {
@@ -648,7 +649,9 @@ async fn open_log(
     peers: &NatsPeers,
     host: &ProcessHost,
 ) -> Option<Arc<EventLog>> {
-    let config::EventsConfig { record, required, max_age, max_bytes, .. } = config.events.as_ref()?;
+    let config::EventsConfig { record, required, max_age, max_bytes, history } = config.events.as_ref()?;
+    let config::HistoryConfig { mode, messages, bytes } = history;
+    tracing::debug!(?record, required, ?mode, messages, bytes, "the event log is on");
     let replicas = config.nats.jetstream.replicas;
     let limits = LogLimits { max_age: *max_age, max_bytes: *max_bytes, replicas };
     let store = Arc::new(JetStreamEventStore::new(api, subjects.clone(), limits));

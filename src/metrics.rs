@@ -23,6 +23,7 @@ use self::process::ProcessFigures;
 use crate::agent::call_stats::{self, BUCKETS, SkillStats};
 use crate::agent::{Agent, AgentState};
 use crate::bus::connect;
+use crate::events::log::EventLog;
 use crate::memory::MemoryBudget;
 use crate::state::State as BridgeState;
 use crate::state::quota::{AgentQuota, KindUsage, QuotaKind};
@@ -43,15 +44,22 @@ pub(crate) struct Metrics {
     client: Client,
     state: Arc<BridgeState>,
     memory: Arc<MemoryBudget>,
+    /// `None` if calls are not logged.
+    log: Option<Arc<EventLog>>,
     agents: Mutex<Vec<Agent>>,
     /// Why `/readyz` fails, regardless of the state of the NATS connection.
     not_ready: Mutex<Option<&'static str>>,
 }
 
 impl Metrics {
-    pub(crate) fn new(client: Client, state: Arc<BridgeState>, memory: Arc<MemoryBudget>) -> Self {
+    pub(crate) fn new(
+        client: Client,
+        state: Arc<BridgeState>,
+        memory: Arc<MemoryBudget>,
+        log: Option<Arc<EventLog>>,
+    ) -> Self {
         let not_ready = Mutex::new(Some("starting"));
-        Self { client, state, memory, agents: Mutex::default(), not_ready }
+        Self { client, state, memory, log, agents: Mutex::default(), not_ready }
     }
 
     /// Every configured agent is published: `/readyz` succeeds from now on.
@@ -116,6 +124,7 @@ impl Metrics {
             quotas: agents.iter().filter_map(quota).collect(),
             agents,
             store: Arc::clone(&self.state),
+            log: self.log.clone(),
         };
         encode(Box::new(snapshot))
     }
@@ -167,6 +176,7 @@ struct Snapshot {
     quotas: Vec<(Arc<str>, Arc<AgentQuota>)>,
     agents: Vec<Agent>,
     store: Arc<BridgeState>,
+    log: Option<Arc<EventLog>>,
 }
 
 impl Collector for Snapshot {
@@ -231,6 +241,9 @@ impl Collector for Snapshot {
             })
         });
         store::encode(&mut encoder, self.store.store())?;
+        if let Some(log) = &self.log {
+            store::encode_log(&mut encoder, log)?;
+        }
         let help = "Finished calls by status or error code.";
         family(&mut encoder, Counter, "a2a_bridge_calls", help, outcomes)?;
         for (name, help, histogram) in HISTOGRAMS {
@@ -345,6 +358,7 @@ mod tests {
             quotas: vec![("a".into(), quota)],
             agents: Vec::new(),
             store: Arc::default(),
+            log: None,
         };
         let text = encode(Box::new(snapshot)).unwrap();
         assert!(text.contains("\na2a_bridge_nats_connected 1\n"), "{text}");

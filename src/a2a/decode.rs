@@ -514,8 +514,11 @@ impl<'de> Deserialize<'de> for LenientParts {
     }
 }
 
-/// Decodes the parts of an artifact, and their extra fields by the index of the part.
-pub(crate) fn decode_parts(json: &str) -> Result<(Vec<Part>, Vec<(usize, PartExtras)>), serde_json::Error> {
+/// Parts, and their extra fields by the index of the part.
+pub(crate) type DecodedParts = (Vec<Part>, Vec<(usize, PartExtras)>);
+
+/// Decodes the parts of an artifact.
+pub(crate) fn decode_parts(json: &str) -> Result<DecodedParts, serde_json::Error> {
     let LenientParts { list, extras, .. } = serde_json::from_str(json)?;
     Ok((list, extras))
 }

@@ -244,16 +244,22 @@ pub(crate) enum HistoryMode {
 
 /// The event that an artifact becomes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-#[value(rename_all = "snake_case")]
 pub(crate) enum ArtifactEvent {
-    AgentTokenStart,
-    AgentToken,
-    AgentTokenEnd,
-    AgentToolCall,
-    AgentToolResult,
-    AgentArtifact,
+    #[value(name = "agent_token_start")]
+    TokenStart,
+    #[value(name = "agent_token")]
+    Token,
+    #[value(name = "agent_token_end")]
+    TokenEnd,
+    #[value(name = "agent_tool_call")]
+    ToolCall,
+    #[value(name = "agent_tool_result")]
+    ToolResult,
+    #[value(name = "agent_artifact")]
+    Artifact,
     /// No event of its own: it is a part of the answer.
-    AgentComplete,
+    #[value(name = "agent_complete")]
+    Complete,
 }
 
 /// Where an API key goes.

@@ -36,6 +36,6 @@ pub(crate) use load::{load, load_nats, load_with};
 pub(crate) use problems::ConfigError;
 pub use settings::Config;
 pub(crate) use settings::{
-    AgentConfig, AgentLimits, Auth, EventsConfig, FilesConfig, IdentityConfig, JetStreamConfig,
-    MetricsConfig, NatsConfig, OAuth2, Skills, TlsFiles, schema,
+    AgentConfig, AgentLimits, Auth, EventsConfig, FilesConfig, HistoryConfig, IdentityConfig,
+    JetStreamConfig, MetricsConfig, NatsConfig, OAuth2, Skills, TlsFiles, schema,
 };

@@ -89,7 +89,7 @@ impl FrameHint {
     }
 }
 
-/// Frames that precede a batch, in the order of [`FrameSelection::ALL`](super::selection::FrameSelection::ALL).
+/// Frames that precede a batch in each [selection](super::selection::FrameSelection): `all`, `text`, `artifacts`.
 pub(crate) type FrameCounts = [u64; 3];
 
 /// Events that are stored together.
@@ -166,11 +166,13 @@ impl Batch {
 }
 
 /// The index of an event in its session: increasing, with gaps.
+#[cfg_attr(not(test), expect(dead_code, reason = "for the sessions service"))]
 pub(crate) fn event_index(sequence: u64, position: usize) -> u64 {
     sequence.saturating_mul(MAX_EVENTS as u64).saturating_add(position as u64)
 }
 
 /// The sequence and the position behind an index.
+#[cfg_attr(not(test), expect(dead_code, reason = "for the sessions service"))]
 pub(crate) fn index_position(index: u64) -> (u64, usize) {
     let position = usize::try_from(index % MAX_EVENTS as u64).unwrap_or_default();
     (index / MAX_EVENTS as u64, position)

@@ -71,6 +71,7 @@ impl EventLog {
     }
 
     /// A log was removed.
+    #[expect(dead_code, reason = "for the sessions service")]
     pub(crate) fn forget(&self, key: &LogKey) {
         self.known.lock().unwrap_or_else(PoisonError::into_inner).remove(key);
     }

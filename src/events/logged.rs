@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use serde_json::json;
+use serde_json::value::RawValue;
 use uuid::Uuid;
 
 use super::codec::{NewEvent, redacted};
@@ -147,7 +148,7 @@ fn user_message(parts: &[Part]) -> NewEvent {
     let data: Vec<_> = parts
         .iter()
         .filter_map(|part| match part {
-            Part::Data(data) => Some(data),
+            Part::Data(data) => Some(&**data),
             _ => None,
         })
         .collect();
@@ -164,7 +165,7 @@ fn user_message(parts: &[Part]) -> NewEvent {
         #[serde(skip_serializing_if = "Vec::is_empty")]
         files: Vec<serde_json::Value>,
         #[serde(skip_serializing_if = "Vec::is_empty")]
-        data: Vec<&'a Box<serde_json::value::RawValue>>,
+        data: Vec<&'a RawValue>,
     }
     NewEvent::new(EventType::UserMessage, &UserMessage { content: text, files, data })
 }
@@ -230,8 +231,8 @@ impl<P: Progress> Progress for Logged<'_, P> {
     }
 
     async fn flush(&mut self) {
-        let is_due = |run: &Box<RunLog>| run.is_urgent() || run.until_due() == Some(Duration::ZERO);
-        if self.run.as_ref().is_some_and(is_due) {
+        let is_due = |run: &RunLog| run.is_urgent() || run.until_due() == Some(Duration::ZERO);
+        if self.run.as_deref().is_some_and(is_due) {
             Box::pin(self.store()).await;
         }
         self.inner.flush().await;

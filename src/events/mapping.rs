@@ -55,13 +55,13 @@ impl TypeRules {
 impl From<ArtifactEvent> for ArtifactKind {
     fn from(event: ArtifactEvent) -> Self {
         Self::Event(match event {
-            ArtifactEvent::AgentTokenStart => EventType::AgentTokenStart,
-            ArtifactEvent::AgentToken => EventType::AgentToken,
-            ArtifactEvent::AgentTokenEnd => EventType::AgentTokenEnd,
-            ArtifactEvent::AgentToolCall => EventType::AgentToolCall,
-            ArtifactEvent::AgentToolResult => EventType::AgentToolResult,
-            ArtifactEvent::AgentArtifact => EventType::AgentArtifact,
-            ArtifactEvent::AgentComplete => return Self::Answer,
+            ArtifactEvent::TokenStart => EventType::AgentTokenStart,
+            ArtifactEvent::Token => EventType::AgentToken,
+            ArtifactEvent::TokenEnd => EventType::AgentTokenEnd,
+            ArtifactEvent::ToolCall => EventType::AgentToolCall,
+            ArtifactEvent::ToolResult => EventType::AgentToolResult,
+            ArtifactEvent::Artifact => EventType::AgentArtifact,
+            ArtifactEvent::Complete => return Self::Answer,
         })
     }
 }
@@ -72,8 +72,8 @@ mod tests {
 
     #[test]
     fn an_agent_can_map_its_own_names_and_override_the_defaults() {
-        let rules = [("*", ArtifactEvent::AgentArtifact), ("step_*", ArtifactEvent::AgentToolCall)];
-        let rules = rules.into_iter().chain([("full_output", ArtifactEvent::AgentToken)]);
+        let rules = [("*", ArtifactEvent::Artifact), ("step_*", ArtifactEvent::ToolCall)];
+        let rules = rules.into_iter().chain([("full_output", ArtifactEvent::Token)]);
         let rules = rules.map(|(pattern, event)| (pattern.to_owned(), event)).collect();
         let rules = TypeRules::new(&rules);
         let kind = |name| rules.kind(Some(name));

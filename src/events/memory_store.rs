@@ -16,8 +16,7 @@ use super::store::{AppendError, EventStore, LogKey, LogUnavailable, NewBatch, St
 #[derive(Debug, Clone)]
 pub(crate) struct MemoryBatch {
     pub key: LogKey,
-    pub id: String,
-    pub is_transient: bool,
+    id: String,
     pub stored: StoredBatch,
 }
 
@@ -71,7 +70,7 @@ impl MemoryEventStore {
             interested.for_each(|(_, sender)| drop(sender.send(stored.clone())));
         }
         let sequence = stored.sequence;
-        content.batches.push(MemoryBatch { key, id: batch.id, is_transient: batch.is_transient, stored });
+        content.batches.push(MemoryBatch { key, id: batch.id, stored });
         Ok(sequence)
     }
 }

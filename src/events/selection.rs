@@ -17,9 +17,7 @@ pub(crate) enum FrameSelection {
 }
 
 impl FrameSelection {
-    pub(crate) const ALL: [Self; 3] = [Self::All, Self::Text, Self::Artifacts];
-
-    /// Its position in [`Self::ALL`].
+    /// Its position in [`FrameCounts`](super::event::FrameCounts).
     pub(crate) fn index(self) -> usize {
         match self {
             Self::All => 0,

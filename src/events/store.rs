@@ -40,13 +40,6 @@ impl LogKey {
     pub(crate) fn run(caller: &Caller, run: Uuid) -> Self {
         Self { owner: owner(caller), scope: LogScope::Run(run) }
     }
-
-    pub(crate) fn session_id(&self) -> Option<&Arc<str>> {
-        match &self.scope {
-            LogScope::Session(id) => Some(id),
-            LogScope::Run(_) => None,
-        }
-    }
 }
 
 /// The hash that stands for a caller in the names of its logs.
@@ -145,8 +138,10 @@ pub(crate) trait EventStore: fmt::Debug + Send + Sync {
     ) -> BoxFuture<'a, Result<Option<Bytes>, LogUnavailable>>;
 
     /// Removes all batches of a key.
+    #[expect(dead_code, reason = "for the sessions service")]
     fn purge<'a>(&'a self, key: &'a LogKey) -> BoxFuture<'a, Result<(), LogUnavailable>>;
 
     /// Removes one batch, and overwrites what it had in storage.
+    #[expect(dead_code, reason = "for the sessions service")]
     fn erase(&self, sequence: u64) -> BoxFuture<'_, Result<(), LogUnavailable>>;
 }

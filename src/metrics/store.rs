@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType::{Counter, Gauge, Histogram};
 
+use crate::events::log::EventLog;
 use crate::state::StateStore;
 use crate::state::stats::{LATENCY_BUCKETS, Operation, StoreStats};
 
@@ -38,6 +39,16 @@ pub(super) fn encode(encoder: &mut DescriptorEncoder<'_>, store: &dyn StateStore
         counter.encode_counter::<NoLabelSet, _, u64>(&value.load(Relaxed), None)?;
     }
     encode_latency(encoder, stats)
+}
+
+/// The metrics of the event log.
+pub(super) fn encode_log(encoder: &mut DescriptorEncoder<'_>, log: &EventLog) -> fmt::Result {
+    let (name, help) = ("a2a_bridge_event_log_available", "Whether the event log can be written.");
+    let mut gauge = encoder.encode_descriptor(name, help, None, Gauge)?;
+    gauge.encode_gauge(&u64::from(log.store.is_available()))?;
+    let (name, help) = ("a2a_bridge_event_log_failures", "Calls whose event log is incomplete.");
+    let mut counter = encoder.encode_descriptor(name, help, None, Counter)?;
+    counter.encode_counter::<NoLabelSet, _, u64>(&log.failed(), None)
 }
 
 fn encode_latency(encoder: &mut DescriptorEncoder<'_>, stats: &StoreStats) -> fmt::Result {

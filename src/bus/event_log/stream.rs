@@ -129,10 +129,12 @@ async fn find_or_create(
         found => return found,
     }
     let mut replicas = limits.replicas.first_choice();
-    let mut max_bytes = config["max_bytes"].as_u64().unwrap_or_default();
+    let mut max_bytes = config.get("max_bytes").and_then(Value::as_u64).unwrap_or_default();
     loop {
-        config["num_replicas"] = json!(replicas);
-        config["max_bytes"] = json!(max_bytes);
+        if let Some(config) = config.as_object_mut() {
+            config.insert("num_replicas".to_owned(), json!(replicas));
+            config.insert("max_bytes".to_owned(), json!(max_bytes));
+        }
         let created = api.call(&format!("STREAM.CREATE.{name}"), Some(&config)).await;
         match created.as_ref().err().and_then(ApiError::code) {
             // Another replica has created it in the meantime.
