@@ -427,6 +427,7 @@ impl Bridge {
             rules: Arc::new(TypeRules::new(&agent.config.events.types)),
             secrets: agent.secrets.clone(),
             replies: Arc::new(LogReplies(outbox.clone())),
+            memory: Arc::clone(&agent.memory),
         });
         let dispatcher = Arc::new(dispatcher.with_files(files).with_log(log));
         let publish_error = |source| BridgeError::Publish { agent: name(), source };

@@ -258,6 +258,8 @@ impl Dispatcher {
             Some((log, link)) => self.resume_log(log, &options, &link).await.map(|resumed| (log, resumed)),
             None => None,
         };
+        // The log of a question is complete. Its answer is another call.
+        let resumed = resumed.filter(|(_, resumed)| !resumed.has_ended);
         let mut inner = NoProgress;
         let Some((log, resumed)) = resumed else {
             let logged = AdoptedLog { progress: &mut inner, link: None, reported: Vec::new() };
@@ -265,14 +267,14 @@ impl Dispatcher {
             Box::pin(followed).await;
             return;
         };
-        let ResumedRun { run, reported, has_ended } = resumed;
+        let ResumedRun { run, reported, .. } = resumed;
         CallFiles::use_references();
         let link = Some(Arc::clone(run.link()));
         let mut progress = Logged::resumed(&mut inner, log, &options, run);
         let adopted = AdoptedLog { progress: &mut progress, link, reported };
         let followed = self.actions.follow_adopted_task(task_id, record, outline, from, adopted);
         let reply = Box::pin(followed).await;
-        if let Some(reply) = reply.filter(|_| !has_ended) {
+        if let Some(reply) = reply {
             progress.end(&reply).await;
         }
     }

@@ -16,6 +16,7 @@ use crate::a2a::model::ArtifactUpdate;
 use crate::background::BackgroundTasks;
 use crate::caller::Caller;
 use crate::config::EventRecord;
+use crate::memory::MemoryAccount;
 use crate::reply::Reply;
 use crate::secrets::Secrets;
 use crate::state::peers::InstanceId;
@@ -122,4 +123,6 @@ pub(crate) struct AgentLog {
     pub rules: Arc<TypeRules>,
     pub secrets: Secrets,
     pub replies: Arc<dyn ReplyEncoder>,
+    /// Charged for what is encoded.
+    pub memory: Arc<MemoryAccount>,
 }

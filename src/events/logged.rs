@@ -16,6 +16,7 @@ use crate::a2a::model::{File, FileContent, Part};
 use crate::action::progress::{ForwardError, Listener, Progress, ProgressEvent, RunStart};
 use crate::action::request::CallOptions;
 use crate::files::CallFiles;
+use crate::json::json_prefix;
 use crate::reply::Reply;
 use crate::reply::error::ActionError;
 use crate::reply::outcome::Outcome;
@@ -127,7 +128,7 @@ fn first_events(agent: &AgentLog, start: &RunStart<'_>) -> Vec<NewEvent> {
     let message = match start.message {
         // A user's answer may be a password.
         None => NewEvent::new(EventType::UserMessage, &json!({ "redacted": true })),
-        Some(parts) => user_message(parts),
+        Some(parts) => user_message(parts, agent.log.store.max_batch() / 2),
     };
     let begin = NewEvent::new(
         EventType::AgentStart,
@@ -143,13 +144,24 @@ fn first_events(agent: &AgentLog, start: &RunStart<'_>) -> Vec<NewEvent> {
     events
 }
 
-fn user_message(parts: &[Part]) -> NewEvent {
-    let text: String = parts.iter().filter_map(Part::as_text).collect();
+/// A message of a caller in at most about `room` bytes. A longer one is cut: it must not prevent the log of its call.
+fn user_message(parts: &[Part], room: usize) -> NewEvent {
+    let mut text: String = parts.iter().filter_map(Part::as_text).collect();
+    let kept = json_prefix(&text, room).len();
+    let mut is_truncated = kept < text.len();
+    text.truncate(kept);
+    let mut room = room - kept.min(room);
     let data: Vec<_> = parts
         .iter()
         .filter_map(|part| match part {
             Part::Data(data) => Some(&**data),
             _ => None,
+        })
+        .filter(|data| {
+            let fits = data.get().len() <= room;
+            room -= data.get().len().min(room);
+            is_truncated |= !fits;
+            fits
         })
         .collect();
     let files: Vec<_> = parts
@@ -166,8 +178,11 @@ fn user_message(parts: &[Part]) -> NewEvent {
         files: Vec<serde_json::Value>,
         #[serde(skip_serializing_if = "Vec::is_empty")]
         data: Vec<&'a RawValue>,
+        #[serde(skip_serializing_if = "std::ops::Not::not")]
+        truncated: bool,
     }
-    NewEvent::new(EventType::UserMessage, &UserMessage { content: text, files, data })
+    let message = UserMessage { content: text, files, data, truncated: is_truncated };
+    NewEvent::new(EventType::UserMessage, &message)
 }
 
 /// A file without its bytes.

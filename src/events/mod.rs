@@ -13,6 +13,7 @@ pub(crate) mod coalescer;
 pub(crate) mod codec;
 pub(crate) mod event;
 pub(crate) mod follow;
+mod frame_counter;
 pub(crate) mod log;
 pub(crate) mod logged;
 pub(crate) mod mapping;

@@ -3,6 +3,7 @@
 use futures_util::StreamExt as _;
 
 use super::codec::decode;
+use super::frame_counter::FrameCounter;
 use super::log::AgentLog;
 use super::run_log::{RunLog, RunPosition};
 use super::store::{LogKey, LogUnavailable};
@@ -72,7 +73,7 @@ pub(crate) async fn adopted(
     let key = key(caller, link);
     let mut position = RunPosition::new(0);
     let (mut reported, mut size, mut has_ended) = (Vec::new(), 0_usize, false);
-    let (mut start, mut last) = (link.start, link.last);
+    let (mut start, mut last, mut call) = (link.start, link.last, link.call);
     let mut batches = agent.log.store.read(&key, link.before_start());
     while let Some(stored) = batches.next().await {
         let stored = stored?;
@@ -84,7 +85,12 @@ pub(crate) async fn adopted(
             start = stored.sequence;
         }
         last = last.max(stored.sequence);
-        let is_call = batch.call == link.call;
+        if batch.call > call {
+            // The question was answered, and the record does not say so yet.
+            (call, has_ended) = (batch.call, false);
+            position.frames = FrameCounter::new();
+        }
+        let is_call = batch.call == call;
         if is_call {
             position.frames.set(batch.frames);
         }
@@ -110,9 +116,9 @@ pub(crate) async fn adopted(
         reported = Vec::new();
     }
     if position.next_n == 0 {
-        position.next_n = UNKNOWN_CALL * (u64::from(link.call) + 1);
+        position.next_n = UNKNOWN_CALL * (u64::from(call) + 1);
     }
-    let link = RunLink { start, last, ..link.clone() };
+    let link = RunLink { start, last, call, ..link.clone() };
     let run = Box::new(RunLog::new(agent.clone(), caller, link, position));
     Ok(ResumedRun { run, reported, has_ended })
 }

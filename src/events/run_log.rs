@@ -4,7 +4,7 @@
 //! an answer is appended at once, and then one batch every [`INTERVAL`] at most.
 
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use bytes::Bytes;
 use serde_json::value::RawValue;
@@ -14,56 +14,30 @@ use uuid::Uuid;
 
 use super::coalescer::{Coalescer, MAX_COALESCED};
 use super::codec::{Encoder, NewEvent, decode, redacted};
-use super::event::{Batch, Event, EventType, FrameCounts, FrameHint, MAX_EVENTS};
+use super::event::{Batch, Event, EventType, FrameHint, MAX_EVENTS};
+use super::frame_counter::FrameCounter;
 use super::log::AgentLog;
 use super::mapping::ArtifactKind;
-use super::run_record::{RunRecord, RunStatus};
-use super::selection::{FrameSelection, FrameSelector};
+use super::run_record::{RunEnd, RunRecord, end_type, now};
 use super::store::{AppendError, LogKey, LogUnavailable, NewBatch};
 use crate::a2a::model::{Part, TaskState};
 use crate::action::progress::{ProgressEvent, RunStart};
 use crate::background::OnPanic;
 use crate::caller::Caller;
 use crate::json;
-use crate::reply::outcome::ReplyStatus;
+use crate::memory::MemoryCharge;
+use crate::offload;
 use crate::reply::{Reply, for_storage};
 use crate::state::run_link::{LiveRunLink, RunLink};
-use crate::text::Timestamp;
 
 /// Minimum time between two appends of pieces of an answer.
 const INTERVAL: Duration = Duration::from_millis(50);
 /// Pieces that are held back.
 const MAX_PIECES: usize = 256;
+/// How many bytes encoding takes for each byte that is held: events, batches, and what is decoded of them.
+const ENCODED: usize = 4;
 /// How long the end of a call may take to be stored.
 const END_TIMEOUT: Duration = Duration::from_secs(2);
-
-/// Counts the frames of a call in every selection.
-#[derive(Debug)]
-pub(super) struct FrameCounter {
-    counts: FrameCounts,
-    text: FrameSelector,
-}
-
-impl FrameCounter {
-    /// The acknowledgement is the first frame of every call.
-    pub(super) fn new() -> Self {
-        Self { counts: [1; 3], text: FrameSelector::new(FrameSelection::Text) }
-    }
-
-    /// Continues after batches that have expired.
-    pub(super) fn set(&mut self, counts: FrameCounts) {
-        self.counts = counts;
-    }
-
-    pub(super) fn add(&mut self, progress: &[ProgressEvent]) {
-        for event in progress {
-            let [all, text, artifacts] = &mut self.counts;
-            *all += 1;
-            *text += u64::from(self.text.select(event.clone()).is_some());
-            *artifacts += u64::from(!matches!(event, ProgressEvent::Response(_)));
-        }
-    }
-}
 
 /// Progress that is encoded together.
 #[derive(Debug)]
@@ -97,6 +71,8 @@ pub(crate) struct RunLog {
     last_delta: Option<Instant>,
     last_state: Option<TaskState>,
     has_failed: bool,
+    /// For what is being encoded.
+    charge: Option<MemoryCharge>,
 }
 
 /// How a run continues in the log.
@@ -143,6 +119,7 @@ impl RunLog {
             last_delta: None,
             last_state: position.last_state,
             has_failed: false,
+            charge: None,
         }
     }
 
@@ -157,23 +134,7 @@ impl RunLog {
     /// Sends the first events of a call, and does not wait. If the session may be new, its first event goes along with
     /// them: the store decides whether it is.
     pub(super) fn send_first(&mut self, events: Vec<NewEvent>, start: &RunStart<'_>) {
-        let record = (self.link.call == 0).then(|| RunRecord {
-            v: 1,
-            session: self.link.session.clone(),
-            run: self.link.run,
-            agent: Arc::clone(&self.agent.agent),
-            skill: start.skill.map(Arc::from),
-            task_id: None,
-            context_id: start.context_id.map(str::to_owned),
-            status: RunStatus::Running,
-            instance: self.agent.log.instance.simple().to_string(),
-            input_snapshot_hash: None,
-            started_at: now(),
-            completed_at: None,
-            first_token_ms: None,
-            events: 0,
-            card_hash: Some(start.card_hash.to_owned()),
-        });
+        let record = (self.link.call == 0).then(|| RunRecord::started(&self.agent, &self.link, start));
         let may_be_new =
             self.link.call == 0 && self.link.session.is_some() && !self.agent.log.is_known(&self.key);
         let created = may_be_new.then(|| {
@@ -315,7 +276,7 @@ impl RunLog {
 
     /// Appends what is held, and returns it as it was stored. If the log fails, it is returned all the same.
     pub(super) async fn store(&mut self) -> Vec<ProgressEvent> {
-        let (batches, progress) = self.take_batches();
+        let (batches, progress) = self.encode_held().await;
         if self.has_failed || self.first_stored().await.is_err() {
             return progress;
         }
@@ -328,7 +289,20 @@ impl RunLog {
         progress
     }
 
-    /// Encodes what is held.
+    /// Encodes what is held, which may take long. The charge for it lasts until the next time.
+    async fn encode_held(&mut self) -> (Vec<ReadyBatch>, Vec<ProgressEvent>) {
+        self.close_piece();
+        let (agent, size) = (Arc::clone(&self.agent.agent), self.held_bytes);
+        if self.agent.memory.cover(&mut self.charge, ENCODED * size).is_err() {
+            // What cannot be encoded reaches the caller all the same.
+            self.fail();
+            let pieces = std::mem::take(&mut self.pieces);
+            (self.held_bytes, self.is_urgent) = (0, false);
+            return (Vec::new(), pieces.into_iter().flat_map(|piece| piece.events).collect());
+        }
+        offload::run(&agent, size, || self.take_batches()).await
+    }
+
     fn take_batches(&mut self) -> (Vec<ReadyBatch>, Vec<ProgressEvent>) {
         self.close_piece();
         let pieces = std::mem::take(&mut self.pieces);
@@ -407,7 +381,7 @@ impl RunLog {
 
     /// Stores the end of the call, with everything that is still held.
     pub(crate) async fn end(&mut self, reply: &Reply) -> LoggedEnd {
-        let (mut batches, progress) = self.take_batches();
+        let (mut batches, progress) = self.encode_held().await;
         if self.has_failed || self.first_stored().await.is_err() {
             return LoggedEnd { progress, result: None, has_failed: true };
         }
@@ -419,7 +393,8 @@ impl RunLog {
             self.fail();
             return LoggedEnd { progress, result: None, has_failed: true };
         };
-        let payload = redacted(&body, &self.agent.secrets);
+        let (agent, size) = (&self.agent, body.get().len());
+        let payload = offload::run(&agent.agent, size, || redacted(&body, &agent.secrets)).await;
         let result: Bytes = payload.get().to_owned().into();
         let end =
             NewEvent { kind: end_type(reply), payload, frame: FrameHint::default(), is_transient: false };
@@ -435,20 +410,12 @@ impl RunLog {
 
     /// Writes the end of the run behind the call.
     fn record_end(&self, reply: &Reply) {
-        let task = match reply {
-            Ok(outcome) => Some(&outcome.task),
-            Err(error) => error.task.as_ref(),
-        };
-        let (task_id, context_id) =
-            task.map(|task| (task.id.clone(), task.context_id.clone())).unwrap_or_default();
-        let (status, events) = (run_status(end_type(reply)), self.next_n);
+        let (end, events) = (RunEnd::new(reply), self.next_n);
         let (log, key, run) = (Arc::clone(&self.agent.log), self.key.clone(), self.link.run);
         self.agent.log.tasks.spawn("event log", OnPanic::Log, async move {
             let Ok(Some(record)) = log.store.find_run(&key.owner, run).await else { return };
             let Ok(record) = serde_json::from_slice::<RunRecord>(&record) else { return };
-            let (task_id, context_id) = (task_id.or(record.task_id), context_id.or(record.context_id));
-            let completed_at = (status != RunStatus::InputRequired).then(now);
-            let record = RunRecord { task_id, context_id, status, completed_at, events, ..record };
+            let record = record.ended(end, events);
             let _ = log.store.put_run(&key, run, json::to_bytes(&record)).await;
         });
     }
@@ -457,31 +424,6 @@ impl RunLog {
 /// The id under which the store recognises a repeated batch: the run, and the number of its first event.
 fn batch_id(run: Uuid, first_n: u64) -> String {
     format!("{run}:{first_n}")
-}
-
-fn end_type(reply: &Reply) -> EventType {
-    match reply {
-        Ok(outcome) => match outcome.status {
-            ReplyStatus::Completed | ReplyStatus::Working => EventType::AgentComplete,
-            ReplyStatus::Failed | ReplyStatus::Rejected => EventType::AgentFailed,
-            ReplyStatus::Canceled => EventType::AgentCancelled,
-            ReplyStatus::InputRequired | ReplyStatus::AuthRequired => EventType::AgentInputRequired,
-        },
-        Err(_) => EventType::AgentFailed,
-    }
-}
-
-fn run_status(end: EventType) -> RunStatus {
-    match end {
-        EventType::AgentComplete => RunStatus::Completed,
-        EventType::AgentCancelled => RunStatus::Cancelled,
-        EventType::AgentInputRequired => RunStatus::InputRequired,
-        _ => RunStatus::Failed,
-    }
-}
-
-fn now() -> String {
-    Timestamp(SystemTime::now()).to_string()
 }
 
 /// Approximate bytes of progress.

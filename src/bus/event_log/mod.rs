@@ -22,6 +22,7 @@ use futures_util::future::{BoxFuture, FutureExt as _};
 use futures_util::stream::BoxStream;
 use serde::Deserialize;
 use serde_json::{Value, json};
+use tokio::sync::Notify;
 use uuid::Uuid;
 
 use self::reader::Reader;
@@ -54,6 +55,8 @@ pub(crate) struct JetStreamEventStore {
     breaker: Breaker,
     /// Whether the stream was found.
     is_found: AtomicBool,
+    /// Notified when the stream is gone.
+    lost: Notify,
     failures: LogLimit,
 }
 
@@ -69,7 +72,17 @@ impl JetStreamEventStore {
     pub(crate) fn new(api: Api, subjects: Subjects, limits: LogLimits) -> Self {
         let (stream, runs) = (stream_name(subjects.prefix()), runs_bucket(subjects.prefix()));
         let (breaker, failures) = (Breaker::default(), LogLimit::default());
-        Self { api, subjects, stream, runs, limits, breaker, is_found: AtomicBool::new(false), failures }
+        Self {
+            api,
+            subjects,
+            stream,
+            runs,
+            limits,
+            breaker,
+            is_found: AtomicBool::new(false),
+            lost: Notify::new(),
+            failures,
+        }
     }
 
     /// Finds the stream, or creates it.
@@ -83,7 +96,7 @@ impl JetStreamEventStore {
     /// Looks for the stream while it cannot be used. Never returns.
     pub(crate) async fn watch(&self) {
         loop {
-            let _ = tokio::time::timeout(RETRY_INTERVAL, self.api.connected()).await;
+            let _ = tokio::time::timeout(RETRY_INTERVAL, self.lost.notified()).await;
             if !self.api.is_connected() || self.is_available() {
                 continue;
             }
@@ -116,8 +129,15 @@ impl JetStreamEventStore {
             }
             Err(error) => error,
         };
-        if error != ApiError::Disconnected {
-            passage.failed();
+        match &error {
+            // The connection comes back without a delay.
+            ApiError::Disconnected => return Err(LogUnavailable),
+            // The stream is gone, or has no leader.
+            ApiError::NoResponders { .. } | ApiError::Refused { code: code::STREAM_NOT_FOUND, .. } => {
+                self.is_found.store(false, Relaxed);
+                self.lost.notify_one();
+            }
+            _ => passage.failed(),
         }
         if let Some(failures) = self.failures.add(std::time::Instant::now()) {
             tracing::warn!(%error, failures, "the event log does not respond; calls go on without it (logged once a minute)");
@@ -164,6 +184,10 @@ impl EventStore for JetStreamEventStore {
             }
             if expects_first {
                 headers.insert("Nats-Expected-Last-Subject-Sequence", "0");
+            }
+            if body.len() > self.max_batch() {
+                tracing::debug!(bytes = body.len(), "a batch of the event log is too large");
+                return Err(LogUnavailable.into());
             }
             let passage = self.enter()?;
             let sent = self.api.request::<Confirmation>(&self.subject(key), Some(headers), body).await;

@@ -120,7 +120,7 @@ impl Api {
         &self.client
     }
 
-    pub(in crate::bus) async fn connected(&self) {
+    pub(super) async fn connected(&self) {
         self.events.connected().await;
     }
 
