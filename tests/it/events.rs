@@ -133,6 +133,12 @@ async fn a_run_in_a_session_is_found_by_its_id_and_only_by_its_caller() {
         Call::new(&bridge.client, subject, body).header("A2A-Caller", caller)
     };
     let body = |prompt: &str| json!({ "prompt": prompt, "meta": { "session_id": "same" } });
+    // The subjects of gateways may come a moment later.
+    eventually(|| async {
+        let card = through("alice", "action.demo.echo", body("first")).await;
+        (!card.is_no_responders()).then_some(())
+    })
+    .await;
     let alice = through("alice", "action.demo.echo", body("from alice")).await.expect("COMPLETED");
     let bob = through("bob", "action.demo.echo", body("from bob")).await.expect("COMPLETED");
     let messages = log(&bridge).messages().await;
@@ -209,22 +215,37 @@ async fn credentials_are_never_in_the_log() {
 }
 
 #[tokio::test]
+async fn a_prompt_that_is_too_large_for_the_log_is_cut_and_its_call_is_logged() {
+    let bridge = bridge(json!({}), &[]).await;
+    let prompt = "\u{1}x".repeat(120_000);
+    let reply = in_session(&bridge, "demo.message", &prompt, "s").await.expect("COMPLETED");
+    assert_eq!(reply.header("A2A-Log"), None);
+    let messages = log(&bridge).messages().await;
+    let message = messages[0].events().find(|event| event["type"] == "user_message").unwrap();
+    assert_eq!(message["payload"]["truncated"], true);
+    let kept = message["payload"]["content"].as_str().unwrap();
+    assert!(kept.len() > 50_000 && prompt.starts_with(kept), "{}", kept.len());
+    assert_eq!(log(&bridge).types().await.last().unwrap(), "agent_complete");
+}
+
+#[tokio::test]
 async fn a_log_that_fails_does_not_fail_a_call_unless_it_is_required() {
     let bridge = bridge(json!({}), &[]).await;
     in_session(&bridge, "demo.echo", "x", "s").await.expect("COMPLETED");
     log(&bridge).api("STREAM.DELETE", json!({})).await;
     let reply = in_session(&bridge, "demo.echo", "x", "s").await.expect("COMPLETED");
     assert_eq!(reply.header("A2A-Log"), Some("failed"));
-    let call = in_session(&bridge, "demo.stream", "a b c", "s").mode("stream");
-    let (frames, last) = RawFrames::collect_with_last(&mut call.begin().await).await;
-    assert_eq!((frames.result()["status"].clone(), frames.response()), ("COMPLETED".into(), "a b c".into()));
-    assert_eq!(last.unwrap().header("A2A-Log"), Some("failed"));
-    // The bridge creates the stream again.
+    // The bridge creates the stream again as soon as it notices.
     eventually(|| async {
         let reply = in_session(&bridge, "demo.echo", "x", "again").await.expect("COMPLETED");
         reply.header("A2A-Log").is_none().then_some(())
     })
     .await;
+    log(&bridge).api("STREAM.DELETE", json!({})).await;
+    let call = in_session(&bridge, "demo.stream", "a b c", "s").mode("stream");
+    let (frames, last) = RawFrames::collect_with_last(&mut call.begin().await).await;
+    assert_eq!((frames.result()["status"].clone(), frames.response()), ("COMPLETED".into(), "a b c".into()));
+    assert_eq!(last.unwrap().header("A2A-Log"), Some("failed"));
 
     let required = self::bridge(json!({ "required": true }), &[]).await;
     in_session(&required, "demo.echo", "x", "s").await.expect("COMPLETED");
