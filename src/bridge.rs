@@ -26,6 +26,7 @@ use crate::bus::agent_protocol::AgentProtocol;
 use crate::bus::connect::credentials::NatsCredentials;
 use crate::bus::connect::{ConnectError, FirstConnection, connect};
 use crate::bus::control;
+use crate::bus::event_log::{JetStreamEventStore, LogLimits, LogReplies};
 use crate::bus::file_service;
 use crate::bus::identity::Identity;
 use crate::bus::jetstream::{Api, JetStreamAbsence};
@@ -39,6 +40,8 @@ use crate::bus::subject::{AGENT_PROTOCOL_ROOT, ReplyGuard, SubjectError, Subject
 use crate::config::{self, AgentConfig, Config, JetStreamMode};
 use crate::dispatch::call_log::CallLogSetting;
 use crate::dispatch::{Dispatcher, maintenance};
+use crate::events::log::{AgentLog, EventLog};
+use crate::events::mapping::TypeRules;
 use crate::files::fetch::FetchRules;
 use crate::files::{FileAccess, FileRules};
 use crate::memory::{self, MemoryBudget};
@@ -91,6 +94,8 @@ pub struct Bridge {
     /// `None` before [`Bridge::serve`], and once the bridge stops.
     file_service: Mutex<Option<StoppableTask>>,
     peers: Arc<NatsPeers>,
+    /// `None` without the setting `events`.
+    log: Option<Arc<EventLog>>,
     http: HttpClient,
     state: Arc<State>,
     store: OpenStore,
@@ -211,12 +216,15 @@ impl Bridge {
         let api = Api::new(client.clone(), Arc::clone(&events));
         let files = file_store(config, api, &subjects, &host);
         let peers = NatsPeers::start(&context, &subjects, &host.tasks).await.map_err(BridgeError::Peers)?;
+        let log =
+            open_log(config, Api::new(client.clone(), Arc::clone(&events)), &subjects, &peers, &host).await;
         let quotas = Quotas::new(memory_limit / 16 * 3);
         let store = OpenStore::open(&config.nats, &client, &events, &quotas, &host.tasks).await?;
         let state = Arc::new(State::new(&store.store, &quotas, &(Arc::clone(&peers) as Arc<dyn Peers>)));
         peers.set_queries(Arc::clone(&state) as Arc<dyn PeerQueries>);
         let metrics =
-            Arc::new(Metrics::new(client, Arc::clone(&state), Arc::clone(&files), Arc::clone(&memory)));
+            Metrics::new(client, Arc::clone(&state), Arc::clone(&files), Arc::clone(&memory), log.clone());
+        let metrics = Arc::new(metrics);
         endpoints.set_metrics(Arc::clone(&metrics));
         let draining = DrainingAgents::new(host.tasks.clone(), Arc::clone(&metrics), config.shutdown_grace);
         Ok(Self {
@@ -225,6 +233,7 @@ impl Bridge {
             files,
             file_service: Mutex::default(),
             peers,
+            log,
             http,
             state,
             store,
@@ -412,9 +421,17 @@ impl Bridge {
         };
         let call_log = Arc::clone(&self.call_log);
         let dispatcher = Dispatcher::new(agent.clone(), actions, calls.clone(), call_log);
-        let dispatcher = Arc::new(dispatcher.with_files(files));
         let (context, subjects, tasks) = (&self.context, &self.subjects, &self.host.tasks);
         let outbox = Outbox::new(context.client.clone(), &agent.memory, context.confirmations.clone());
+        let log = self.log.as_ref().map(|log| AgentLog {
+            log: Arc::clone(log),
+            agent: Arc::clone(&agent.name),
+            rules: Arc::new(TypeRules::new(&agent.config.events.types)),
+            secrets: agent.secrets.clone(),
+            replies: Arc::new(LogReplies(outbox.clone())),
+            memory: Arc::clone(&agent.memory),
+        });
+        let dispatcher = Arc::new(dispatcher.with_files(files).with_log(log));
         let publish_error = |source| BridgeError::Publish { agent: name(), source };
         let forwarded = ForwardedCalls::new(&dispatcher, &outbox, subjects);
         let peer_service = self.peers.serve(&agent.name, Some(forwarded)).await.map_err(publish_error)?;
@@ -627,6 +644,31 @@ fn file_store(config: &Config, api: Api, subjects: &Subjects, host: &ProcessHost
     ObjectStore::new(api, subjects.clone(), Arc::new(rules), replicas, host.tasks.clone())
 }
 
+/// The event log, if the configuration has one. It looks for JetStream until it finds it.
+async fn open_log(
+    config: &Config,
+    api: Api,
+    subjects: &Subjects,
+    peers: &NatsPeers,
+    host: &ProcessHost,
+) -> Option<Arc<EventLog>> {
+    let config::EventsConfig { record, required, max_age, max_bytes, history } = config.events.as_ref()?;
+    let config::HistoryConfig { mode, messages, bytes } = history;
+    tracing::debug!(?record, required, ?mode, messages, bytes, "the event log is on");
+    let replicas = config.nats.jetstream.replicas;
+    let limits = LogLimits { max_age: *max_age, max_bytes: *max_bytes, replicas };
+    let store = Arc::new(JetStreamEventStore::new(api, subjects.clone(), limits));
+    if let Err(reason) = store.open().await {
+        tracing::warn!(%reason, "the event log is not available; calls are not logged until it is");
+    }
+    let (watched, stop) = (Arc::clone(&store), host.tasks.stop.clone());
+    host.tasks.spawn("event log", OnPanic::Log, async move {
+        stop.run_until_cancelled(watched.watch()).await;
+    });
+    let log = EventLog::new(store, *record, *required, peers.instance(), host.tasks.clone());
+    Some(Arc::new(log))
+}
+
 /// Starts the HTTP endpoints for operators, if there are to be any.
 async fn serve_endpoints(config: &Config, host: &ProcessHost) -> Result<Arc<Endpoints>, BridgeError> {
     let endpoints = Arc::new(Endpoints::default());
@@ -650,7 +692,7 @@ async fn log_step<T>(name: &'static str, step: impl Future<Output = T>) {
 type RestartOnlySetting = (&'static str, [u8; 32]);
 
 fn restart_only_settings(config: &Config) -> Vec<RestartOnlySetting> {
-    let Config { nats, metrics, shutdown_grace, limits, files, .. } = config;
+    let Config { nats, metrics, shutdown_grace, limits, files, events, .. } = config;
     // Without the credentials in them, which a reload replaces.
     let urls: Vec<String> =
         nats.url.iter().map(|url| config::without_user_info(url).replace("***@", "")).collect();
@@ -667,6 +709,7 @@ fn restart_only_settings(config: &Config) -> Vec<RestartOnlySetting> {
         ("shutdown_grace", format!("{shutdown_grace:?}")),
         ("limits", format!("{limits:?}")),
         ("files", format!("{files:?}")),
+        ("events", format!("{events:?}")),
     ];
     settings.into_iter().map(|(name, value)| (name, Sha256::digest(value).into())).collect()
 }

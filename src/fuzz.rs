@@ -15,10 +15,10 @@ use crate::action::params::Template;
 use crate::action::request::{FollowUpAnswer, Invocation, RequestBody, task_id};
 use crate::action::task_builder::TaskBuilder;
 use crate::bus::agent_protocol::envelope::PromptEnvelope;
-use crate::bus::frames::artifact::ArtifactEncoder;
 use crate::bus::headers::{self, Headers};
 use crate::bus::identity::{Entrance, Identity};
 use crate::config;
+use crate::events::artifact_data::ArtifactEncoder;
 use crate::memory::MemoryBudget;
 
 /// The default of `max_response_size`.

@@ -176,6 +176,35 @@ impl<'de, T: Deserialize<'de>, const MAX: usize> Deserialize<'de> for FirstItems
     }
 }
 
+/// The body of a message of a stream.
+pub(crate) fn typed_body(r#type: &str, data: impl Serialize) -> Bytes {
+    #[derive(Serialize)]
+    struct TypedBody<'a, T> {
+        r#type: &'a str,
+        data: T,
+    }
+    to_bytes(&TypedBody { r#type, data })
+}
+
+/// Splits a text into pieces that take at most `room` bytes of JSON each, without quotes. A piece has at
+/// least one character, even if that does not fit.
+pub(crate) fn split_text(mut text: &str, room: usize) -> impl Iterator<Item = &str> {
+    std::iter::from_fn(move || {
+        let (piece, rest) = split_first(text, room)?;
+        text = rest;
+        Some(piece)
+    })
+}
+
+/// The first piece of a text, and the rest.
+pub(crate) fn split_first(text: &str, room: usize) -> Option<(&str, &str)> {
+    let first = text.chars().next()?;
+    // An escape has at most six bytes, so most texts need no measuring.
+    let fits = text.len().saturating_mul(6) <= room;
+    let end = if fits { text.len() } else { json_prefix(text, room).len().max(first.len_utf8()) };
+    Some(text.split_at(end))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -200,6 +229,19 @@ mod tests {
                     proptest::prop_assert!(written(&short) <= max && written(&short) + 9 > max, "{short:?}");
                 }
             }
+        }
+    }
+
+    #[test]
+    fn long_text_is_split_into_pieces_that_fit_and_add_up() {
+        assert_eq!(split_text("", 100).count(), 0);
+        assert_eq!(split_text("abc", 3).collect::<Vec<_>>(), ["abc"]);
+        assert_eq!(split_text("aé", 0).collect::<Vec<_>>(), ["a", "é"]);
+        for text in ["é\u{1}\"".repeat(500), "x".repeat(1000)] {
+            let pieces: Vec<_> = split_text(&text, 120).collect();
+            assert!(pieces.iter().all(|piece| to_bytes(piece).len() <= 120 + 2));
+            assert!(pieces.len() < text.len() / 10);
+            assert_eq!(pieces.concat(), text);
         }
     }
 }

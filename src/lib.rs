@@ -19,7 +19,7 @@
 //! | settled | a task that is final, or waits for the caller |
 //! | follow-up | a waiting question of an agent, and the id that answers it |
 //! | session | a conversation; A2A's `contextId` |
-//! | run | the state machine that carries one call to its reply |
+//! | run | the state machine that carries one call to its reply; in the event log, a call with the answers to its questions |
 //! | frame | one message of a streamed reply |
 //! | replica | one of several bridges with the same configuration |
 //! | front door | an adapter that turns the messages of one protocol into requests |
@@ -48,6 +48,7 @@
 //! | [`reply`] | the result of a request: outcome or error, and the error codes | how it is sent |
 //! | [`state`] | what the bridge remembers between calls, on a [`StateStore`](state::StateStore) that replicas may share | NATS, A2A calls |
 //! | [`action`] | from a request body to a reply: parameters, runs, messages | NATS |
+//! | [`events`] | the event log: which calls are logged, their events, and frames made from them, on an [`EventStore`](events::store::EventStore) | NATS |
 //! | [`dispatch`] | the rules that apply to every request, through any front door | NATS |
 //! | [`files`] | files by reference: URLs, limits, fetching, and the interface of the store | NATS, A2A |
 //! | [`bus`] | NATS: connection, subjects, one service per agent, front doors, control commands | how processes run |
@@ -91,6 +92,7 @@
 //!   `Bridge::open_front_doors` in `bridge.rs` starts the front doors of each agent.
 //! - A **store** implements [`StateStore`](state::StateStore) in `state/mod.rs`. `OpenStore::open` in
 //!   `bridge/store.rs` chooses the store, which `Bridge::connect` passes to [`State::new`](state::State::new).
+//! - An **event log** implements [`EventStore`](events::store::EventStore) in `events/store.rs`. `open_log` in `bridge.rs` opens it.
 //! - A **dialect** is a variant of [`Dialect`](a2a::dialect::Dialect), its parameters in `a2a/dialect/send.rs`, and
 //!   its rules in `a2a/choose.rs`.
 //! - A **setting** is one declaration in `config/settings.rs`.
@@ -104,7 +106,13 @@
 //! | who calls, and whether the bridge serves that caller | `Identity::caller` in `bus/identity.rs`, for every endpoint, called by `EndpointReader::handle` in `bus/service/endpoint.rs` |
 //! | what others than the caller see of a task | `publish_updates` in `bus/publication.rs`, with `reply::without_content` |
 //! | how much of an agent's calls in flight and state one tenant, and one caller, may take | `FairPermits::try_acquire` in `dispatch/fair_permits.rs`; `AgentQuota::is_fair` in `state/quota.rs` |
-//! | the form of a reply: headers `A2A-Reply`, `A2A-Frames`, limits | `Headers::read` in `bus/headers.rs`; `FrameWriter::select` in `bus/frames.rs` applies it to frames |
+//! | the form of a reply: headers `A2A-Reply`, `A2A-Frames`, limits | `Headers::read` in `bus/headers.rs`; `FrameSelector::select` in `events/selection.rs` applies it to frames |
+//! | whether a call is logged | `Logged::begin` in `events/logged.rs`, with `EventLog::wants` in `events/log.rs` |
+//! | which event an artifact becomes, and how long it is kept | `TypeRules::kind` in `events/mapping.rs`; `Encoder` in `events/codec.rs` |
+//! | when held events are stored, and the order of batches | `RunLog` in `events/run_log.rs` |
+//! | whether a batch was stored, and whether the log is available | `JetStreamEventStore` in `bus/event_log/mod.rs` |
+//! | how an adopted task or an answer continues a log | `events/resume.rs`; `Dispatcher::adopt_task` in `dispatch/maintenance.rs` |
+//! | what an attached caller gets | `bus/attach.rs`, with `events/attach.rs` |
 //! | whether a request is `busy` because of `max_in_flight` or another limit on calls | `Permits::take` and `try_acquire` in `dispatch/permits.rs`; a full quota of state is `busy` too, see `state/quota.rs` |
 //! | whether the bridge that runs a call is gone, for `a2a-bridge call` | `BridgeWatch::gone` in `cli/call/bridge_watch.rs`; the bridge names itself in `FrameWriter::started` in `bus/frames.rs` |
 //! | where a command finds NATS, and with which credentials | `NatsArgs::source` in `cli/nats_args.rs`; contexts of the `nats` tool in `cli/nats_context.rs` |
@@ -206,6 +214,7 @@ mod cli;
 mod config;
 mod demo_agent;
 mod dispatch;
+mod events;
 mod failpoint;
 mod files;
 mod fuzz;

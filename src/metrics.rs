@@ -24,6 +24,7 @@ use crate::agent::call_stats::{self, BUCKETS, SkillStats};
 use crate::agent::{Agent, AgentState};
 use crate::bus::connect;
 use crate::bus::object_store::{FileFigures, ObjectStore};
+use crate::events::log::EventLog;
 use crate::memory::MemoryBudget;
 use crate::state::State as BridgeState;
 use crate::state::quota::{AgentQuota, KindUsage, QuotaKind};
@@ -45,6 +46,8 @@ pub(crate) struct Metrics {
     state: Arc<BridgeState>,
     files: Arc<ObjectStore>,
     memory: Arc<MemoryBudget>,
+    /// `None` if calls are not logged.
+    log: Option<Arc<EventLog>>,
     agents: Mutex<Vec<Agent>>,
     /// Why `/readyz` fails, regardless of the state of the NATS connection.
     not_ready: Mutex<Option<&'static str>>,
@@ -56,9 +59,10 @@ impl Metrics {
         state: Arc<BridgeState>,
         files: Arc<ObjectStore>,
         memory: Arc<MemoryBudget>,
+        log: Option<Arc<EventLog>>,
     ) -> Self {
         let not_ready = Mutex::new(Some("starting"));
-        Self { client, state, files, memory, agents: Mutex::default(), not_ready }
+        Self { client, state, files, memory, log, agents: Mutex::default(), not_ready }
     }
 
     /// Every configured agent is published: `/readyz` succeeds from now on.
@@ -124,6 +128,7 @@ impl Metrics {
             agents,
             store: Arc::clone(&self.state),
             files: self.files.figures(),
+            log: self.log.clone(),
         };
         encode(Box::new(snapshot))
     }
@@ -176,6 +181,7 @@ struct Snapshot {
     agents: Vec<Agent>,
     store: Arc<BridgeState>,
     files: FileFigures,
+    log: Option<Arc<EventLog>>,
 }
 
 impl Collector for Snapshot {
@@ -244,6 +250,9 @@ impl Collector for Snapshot {
         encoder.encode_descriptor("a2a_bridge_replicas", help, None, Gauge)?.encode_gauge(&replicas)?;
         store::encode(&mut encoder, self.store.store())?;
         store::encode_files(&mut encoder, self.files)?;
+        if let Some(log) = &self.log {
+            store::encode_log(&mut encoder, log)?;
+        }
         let help = "Finished calls by status or error code.";
         family(&mut encoder, Counter, "a2a_bridge_calls", help, outcomes)?;
         for (name, help, histogram) in HISTOGRAMS {
@@ -362,6 +371,7 @@ mod tests {
             agents: Vec::new(),
             store: Arc::default(),
             files: FileFigures { is_available: true, stored: 5, stored_bytes: 6000, writing: 1 },
+            log: None,
         };
         let text = encode(Box::new(snapshot)).unwrap();
         assert!(text.contains("\na2a_bridge_nats_connected 1\n"), "{text}");

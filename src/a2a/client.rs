@@ -366,6 +366,8 @@ mod tests {
             parts,
             skill_id: None,
             caller: None,
+            run_id: None,
+            session_id: None,
             output_modes: &[],
             blocking: true,
             retries: &retries,

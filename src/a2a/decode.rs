@@ -514,6 +514,15 @@ impl<'de> Deserialize<'de> for LenientParts {
     }
 }
 
+/// Parts, and their extra fields by the index of the part.
+pub(crate) type DecodedParts = (Vec<Part>, Vec<(usize, PartExtras)>);
+
+/// Decodes the parts of an artifact.
+pub(crate) fn decode_parts(json: &str) -> Result<DecodedParts, serde_json::Error> {
+    let LenientParts { list, extras, .. } = serde_json::from_str(json)?;
+    Ok((list, extras))
+}
+
 /// What replaces `parts` in v0.3's protobuf (a list) and in python-a2a (one part, or a string).
 struct LenientContent(LenientParts);
 

@@ -35,6 +35,7 @@ use crate::memory::MemoryAccount;
 use crate::secrets::Secrets;
 use auth::{AuthError, Keyring};
 use choose::DialectChooser;
+pub(crate) use decode::decode_parts;
 pub(crate) use http::{HttpClient, PeerCheck, Verdict};
 
 /// One running agent as calls see it; its card is known.

@@ -16,7 +16,7 @@ use super::assemble::ArtifactRules;
 use super::files::{ResolvedParts, resolve_files};
 use super::location::{Located, TaskAccess};
 use super::params::Template;
-use super::progress::{ForwardError, NoProgress, Progress};
+use super::progress::{ForwardError, NoProgress, Progress, RunStart};
 use super::request::{CallOptions, Invocation, MessageContent, ReplyMemory, ReplyMode};
 use super::run::{
     CallRun, DeliveryError, GET_TASK_TIMEOUT, Interruption, PollSchedule, Polled, Poller, Purpose, RunEnd,
@@ -38,6 +38,7 @@ use crate::reply::outcome::{Outcome, TaskRef};
 use crate::secrets::Secrets;
 use crate::state::State;
 use crate::state::quota::{AgentQuota, CallKind, ReservedRoom};
+use crate::state::run_link::RunLink;
 use crate::state::sessions::{SessionId, SessionPlace};
 use crate::state::tasks::TaskOutline;
 use crate::telemetry::spans;
@@ -205,6 +206,16 @@ impl Actions {
             },
             None => None,
         };
+        let start = RunStart {
+            session_id: meta.session_id.as_deref(),
+            message: Some(content.parts()),
+            skill: skill.id.as_deref(),
+            context_id: context_id.as_deref(),
+            card_hash: &live_agent.card.hash,
+            continues: None,
+        };
+        let link = progress.begin_run(start).await?;
+        let logged_session = link.as_ref().and_then(|link| link.session.clone());
         let retries = Retries::new(&self.agent);
         let input = RunInput {
             purpose: Purpose::NewTask { session_id: meta.session_id },
@@ -218,6 +229,7 @@ impl Actions {
             content,
             claim: None,
             reply_memory: &options.reply_memory,
+            link: link.clone(),
         };
         // For dialects in which the client makes the ids.
         let new_task_id = Uuid::new_v4().to_string();
@@ -230,6 +242,8 @@ impl Actions {
             parts: &[],
             skill_id: skill.id.as_deref(),
             caller: self.forwarded_caller(options),
+            run_id: link.as_ref().map(|link| link.run),
+            session_id: logged_session.as_deref(),
             output_modes: &output_modes,
             blocking: true,
             retries: &retries,
@@ -469,7 +483,7 @@ impl Actions {
     }
 
     /// Whether this replica stops, and others adopt the submitted tasks. They stay as they are.
-    fn hands_tasks_over(&self) -> bool {
+    pub(crate) fn hands_tasks_over(&self) -> bool {
         self.state.is_shared() && self.call_shutdown.begun.is_cancelled()
     }
 
@@ -490,6 +504,17 @@ impl Actions {
 
     pub(super) fn live_agent(&self) -> Result<Arc<LiveAgent>, ActionError> {
         self.live.borrow().clone().ok_or_else(|| ActionError::unavailable(&self.agent, None))
+    }
+
+    /// Where the call of a task is logged, if it is.
+    pub(crate) async fn logged_task(
+        &self,
+        task_id: &str,
+        caller: &Caller,
+    ) -> Result<Option<RunLink>, ActionError> {
+        let found = self.state.tasks.find(&self.agent, task_id).await?;
+        let record = found.filter(|record| record.caller == *caller).ok_or_else(unknown_task)?;
+        Ok(record.run)
     }
 
     /// A run for a task of an earlier call.
@@ -513,6 +538,7 @@ impl Actions {
             content: MessageContent::default(),
             claim: None,
             reply_memory: &options.reply_memory,
+            link: None,
         };
         CallRun::new(self, live_agent, input, progress)
     }

@@ -7,13 +7,16 @@ use tokio::sync::OwnedSemaphorePermit;
 use uuid::Uuid;
 
 use super::actions::Actions;
-use super::progress::NoProgress;
+use super::progress::Progress;
 use super::request::{CallOptions, MessageContent, ReplyMemory, ReplyMode};
 use super::run::{CallRun, GET_TASK_TIMEOUT, Polled, Purpose, RunEnd, RunInput, known_task_error};
-use crate::a2a::model::TaskState;
+use crate::a2a::model::{Event, TaskState};
+use crate::reply::Reply;
 use crate::reply::error::{ActionError, Code};
+use crate::reply::outcome::Outcome;
 use crate::state::follow_ups::{AdoptedQuestion, UnsettledQuestion};
 use crate::state::peers::InstanceId;
+use crate::state::run_link::LiveRunLink;
 use crate::state::tasks::{TaskOutline, TaskRecord};
 
 /// Maximum number of adopted tasks that are read from the agent at the same time, before they are followed one by one.
@@ -30,6 +33,15 @@ pub(crate) struct AbandonedTask {
     pub questions: Vec<UnsettledQuestion>,
 }
 
+/// The log of an adopted task.
+#[derive(Debug)]
+pub(crate) struct AdoptedLog<'a, P> {
+    pub progress: &'a mut P,
+    pub link: Option<Arc<LiveRunLink>>,
+    /// What the log has of the task.
+    pub reported: Vec<Event>,
+}
+
 /// Why a task is no longer tracked.
 struct Untracked {
     error: ActionError,
@@ -37,22 +49,34 @@ struct Untracked {
 }
 
 impl Actions {
-    /// Adopts the task of a replica that is gone, and follows it to its end. Of several replicas, one does it. The first
-    /// attempt at the store ends with `admission`. What `count` returns is held while the task is followed.
-    pub(crate) async fn adopt_task<G>(
+    /// Adopts the task of a replica that is gone: makes this replica its owner. Of several replicas, one does it. The first
+    /// attempt at the store ends with `admission`.
+    pub(crate) async fn adopt_task(
+        &self,
+        task: &AbandonedTask,
+        admission: OwnedSemaphorePermit,
+    ) -> Option<TaskRecord> {
+        let (task_id, from) = (&*task.id, task.outline.owner);
+        let record = self.become_owner(task_id, from, admission).await?;
+        tracing::debug!(agent = %self.agent, task_id, %from, "adopted a task");
+        Some(record)
+    }
+
+    /// Follows a task that was [adopted](Self::adopt_task) to its end. `reported` is what its caller has seen of it.
+    /// What `count` returns is held meanwhile. Returns how the call ends; `None` if it goes on elsewhere.
+    pub(crate) async fn follow_adopted_task<G>(
         &self,
         task: AbandonedTask,
-        admission: OwnedSemaphorePermit,
+        record: TaskRecord,
+        logged: AdoptedLog<'_, impl Progress>,
         count: impl FnOnce() -> G,
-    ) {
+    ) -> Option<Reply> {
         let AbandonedTask { id, outline, questions } = task;
         let (task_id, from) = (&*id, outline.owner);
-        let Some(record) = self.become_owner(task_id, from, admission).await else { return };
-        tracing::debug!(agent = %self.agent, task_id, %from, "adopted a task");
         let options =
             CallOptions { mode: ReplyMode::Submit, caller: record.caller.clone(), ..CallOptions::default() };
         if record.state.is_final() || record.reply.is_err() {
-            return;
+            return Some(record.reply);
         }
         // The task of a launched agent that waits for an answer has ended with its process, too. One whose question was
         // answered, by a replica that is gone, goes on.
@@ -62,13 +86,18 @@ impl Actions {
         };
         let is_open = question == AdoptedQuestion::Open;
         if record.state == TaskState::InputRequired && !record.is_local && is_open {
-            return;
+            return Some(record.reply);
         }
         let _counted = count();
-        if let Err(untracked) = self.follow_adopted(task_id, record, questions.into(), &options).await {
-            let Untracked { error, end } = *untracked;
-            let error = self.record_untracked(error, &options, end).await;
-            tracing::debug!(agent = %self.agent, task_id, code = error.info.code.name(), "an adopted task is no longer tracked");
+        match self.follow_adopted(task_id, record, questions.into(), &options, logged).await {
+            Ok(outcome) => Some(Ok(outcome)),
+            Err(untracked) => {
+                let Untracked { error, end } = *untracked;
+                let is_handed_over = self.hands_tasks_over();
+                let error = self.record_untracked(error, &options, end).await;
+                tracing::debug!(agent = %self.agent, task_id, code = error.info.code.name(), "an adopted task is no longer tracked");
+                (!is_handed_over).then_some(Err(error))
+            }
         }
     }
 
@@ -129,7 +158,9 @@ impl Actions {
         record: TaskRecord,
         questions: Arc<[UnsettledQuestion]>,
         options: &CallOptions,
-    ) -> Result<(), Box<Untracked>> {
+        logged: AdoptedLog<'_, impl Progress>,
+    ) -> Result<Arc<Outcome>, Box<Untracked>> {
+        let AdoptedLog { progress, link, mut reported } = logged;
         let untracked = |error: ActionError| Err(Box::new(Untracked { error, end: RunEnd::default() }));
         let deadline = record.seen_at + record.may_run_for;
         let skill = match &record.reply {
@@ -148,7 +179,6 @@ impl Actions {
                 return untracked(error.with_task(self.known_task_ref(task_id, skill)));
             }
             if let Ok(live_agent) = self.live_agent() {
-                let mut progress = NoProgress;
                 let input = RunInput {
                     purpose: Purpose::Adopted { questions: Arc::clone(&questions) },
                     mode: ReplyMode::Submit,
@@ -161,14 +191,16 @@ impl Actions {
                     content: MessageContent::default(),
                     claim: None,
                     reply_memory: &options.reply_memory,
+                    link: link.clone(),
                 };
-                let mut run = CallRun::new(self, live_agent, input, &mut progress);
+                let mut run = CallRun::new(self, live_agent, input, &mut *progress);
                 let reading = self.adopted_reads.acquire().await;
                 let polled = run.waiter.get_task(task_id, GET_TASK_TIMEOUT).await;
                 drop(reading);
                 match polled {
                     Ok(Polled::Task(task)) => {
-                        let followed = Box::pin(run.follow_adopted(task)).await.map(drop);
+                        let reported = std::mem::take(&mut reported);
+                        let followed = Box::pin(run.follow_adopted(task, reported)).await;
                         let end = run.recorder.end();
                         return followed.map_err(|error| Box::new(Untracked { error, end }));
                     }

@@ -248,7 +248,7 @@ fn reply_file(file: &File) -> Result<ReplyFile, String> {
 }
 
 /// Matches a pattern in which `*` stands for any text.
-fn matches(pattern: &str, name: &str) -> bool {
+pub(crate) fn matches(pattern: &str, name: &str) -> bool {
     let Some((head, tail)) = pattern.split_once('*') else {
         return pattern == name;
     };

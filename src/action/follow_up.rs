@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use uuid::Uuid;
 
 use super::actions::Actions;
-use super::progress::{ForwardError, Progress};
+use super::progress::{ForwardError, Progress, RunStart};
 use super::request::{CallOptions, FollowUpAnswer, MessageContent, Meta};
 use super::run::{
     CallRun, DeliveryError, PollSchedule, Polled, Poller, Purpose, RunInput, asks_question, known_task_error,
@@ -56,6 +56,22 @@ pub(crate) async fn answer(
     };
     failpoint::hit("answer-checked").await;
     let question = claim.question.clone();
+    let start = RunStart {
+        session_id: None,
+        message: None,
+        skill: question.skill.as_deref(),
+        context_id: question.context_id.as_deref(),
+        card_hash: &live_agent.card.hash,
+        continues: question.run.as_ref(),
+    };
+    let link = match progress.begin_run(start).await {
+        Ok(link) => link,
+        Err(error) => {
+            claim.release().await;
+            return Err(error);
+        }
+    };
+    let logged_session = link.as_ref().and_then(|link| link.session.clone());
     let retries = Retries::new(&actions.agent);
     let input = RunInput {
         purpose: Purpose::Answer { question: question.fingerprint },
@@ -69,6 +85,7 @@ pub(crate) async fn answer(
         content,
         claim: claim.sender(actions.state.tasks.is_only_here(&actions.agent, &question.task_id)),
         reply_memory: &options.reply_memory,
+        link: link.clone(),
     };
     let message = OutgoingMessage {
         message_id: Uuid::new_v4(),
@@ -79,6 +96,8 @@ pub(crate) async fn answer(
         parts: &[],
         skill_id: question.skill.as_deref(),
         caller: actions.forwarded_caller(options),
+        run_id: link.as_ref().map(|link| link.run),
+        session_id: logged_session.as_deref(),
         output_modes: &question.output_modes,
         blocking: true,
         retries: &retries,

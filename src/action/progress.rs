@@ -3,10 +3,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::a2a::model::{ArtifactUpdate, TaskState};
+use bytes::Bytes;
+
+use crate::a2a::model::{ArtifactUpdate, Part, TaskState};
 use crate::reply::Reply;
+use crate::reply::error::ActionError;
 use crate::reply::outcome::Outcome;
 use crate::state::peers::InstanceId;
+use crate::state::run_link::{LiveRunLink, RunLink};
 
 #[derive(Debug, Clone)]
 pub(crate) enum ProgressEvent {
@@ -53,6 +57,19 @@ pub(crate) enum ForwardError {
     Silent,
 }
 
+/// What a call is about to send to the agent, for the event log.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct RunStart<'a> {
+    pub session_id: Option<&'a str>,
+    /// `None` for an answer, which may be a secret.
+    pub message: Option<&'a [Part]>,
+    pub skill: Option<&'a str>,
+    pub context_id: Option<&'a str>,
+    pub card_hash: &'a str,
+    /// For an answer: the run of the question.
+    pub continues: Option<&'a RunLink>,
+}
+
 /// The front door's side of a call. A slow implementation slows only the reading from the agent.
 pub(crate) trait Progress: Send {
     /// The request is about to run, or was refused; the agent has not been called yet. Not called for a repeated
@@ -61,7 +78,25 @@ pub(crate) trait Progress: Send {
         std::future::ready(())
     }
 
+    /// The message is about to be sent. Returns where the call is logged, if it is.
+    fn begin_run(
+        &mut self,
+        _: RunStart<'_>,
+    ) -> impl Future<Output = Result<Option<Arc<LiveRunLink>>, ActionError>> + Send {
+        std::future::ready(Ok(None))
+    }
+
     fn report(&mut self, event: ProgressEvent) -> impl Future<Output = ()> + Send;
+
+    /// The call is logged: what is reported from now on must reach the caller as it is, and with the reply comes
+    /// [`Self::logged_result`].
+    fn logged(&mut self) {}
+
+    /// The log of the call is incomplete.
+    fn log_failed(&mut self) {}
+
+    /// The reply as it is logged, for the caller.
+    fn logged_result(&mut self, _: Bytes) {}
 
     /// The running task is recorded. Not called for a task that has settled before the bridge records it.
     fn recorded(&mut self, _is_submitted: bool) {}

@@ -86,6 +86,8 @@ pub(crate) struct CallOptions {
     pub is_forwarded: bool,
     /// How files come with the reply.
     pub files: FileMode,
+    /// Whether the caller asks to log the call.
+    pub is_logged: bool,
     /// The trace context for the agent.
     pub trace: TraceContext,
     /// Charges the memory of the reply. It outlives the run of the call: keep a clone until the reply is encoded.
@@ -159,6 +161,10 @@ impl MessageContent {
     pub(super) fn add_to<'m>(&'m self, message: &OutgoingMessage<'m>) -> OutgoingMessage<'m> {
         let Self { parts, reference_task_ids, .. } = self;
         OutgoingMessage { parts, reference_task_ids, ..*message }
+    }
+
+    pub(super) fn parts(&self) -> &[Part] {
+        &self.parts
     }
 
     /// The agent has responded, so the message is not sent again.

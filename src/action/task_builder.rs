@@ -36,6 +36,8 @@ pub(crate) struct TaskBuilder<'a> {
     progress: Vec<ProgressEvent>,
     streamed: ResponseText,
     is_task_reported: bool,
+    /// Whether the state is one that an event log has, without the id of its message.
+    is_state_restored: bool,
     before_answer: BeforeAnswer,
     index: ArtifactIndex,
     /// Whether each artifact belongs to the response. A name is matched once, because it may be long.
@@ -122,6 +124,7 @@ impl<'a> TaskBuilder<'a> {
             progress: Vec::new(),
             streamed: ResponseText::default(),
             is_task_reported: false,
+            is_state_restored: false,
             before_answer: BeforeAnswer::Nothing,
             index: ArtifactIndex::default(),
             are_responses: Vec::new(),
@@ -187,6 +190,21 @@ impl<'a> TaskBuilder<'a> {
         }
         self.before_answer = BeforeAnswer::WholeTask;
         (self.is_task_reported, self.has_content) = (false, false);
+    }
+
+    /// Restores what was reported of a task by a replica that is gone. If that does not fit, the content of the task is
+    /// reported again.
+    pub(crate) fn restore(&mut self, task_id: &str, reported: Vec<Event>) {
+        if reported.is_empty() {
+            return;
+        }
+        for event in reported {
+            if self.apply(event).is_err() {
+                return self.reset();
+            }
+        }
+        task_mut(&mut self.task, task_id);
+        (self.is_task_reported, self.is_state_restored) = (true, true);
     }
 
     /// Applies the first event after an answer. A snapshot that still waits is stale: it does not settle the task,
@@ -287,9 +305,13 @@ impl<'a> TaskBuilder<'a> {
 
     fn apply_snapshot(&mut self, mut snapshot: Task) -> Result<(), SizeError> {
         self.report_task(&snapshot.id, snapshot.context_id.as_deref());
+        let is_restored = std::mem::take(&mut self.is_state_restored);
+        let is_same_message = |one: &Option<Message>, other: &Option<Message>| match is_restored {
+            true => message_text(one) == message_text(other),
+            false => message_id(one) == message_id(other),
+        };
         let is_new_state = self.task.as_ref().is_none_or(|task| {
-            task.state != snapshot.state
-                || message_id(&task.status_message) != message_id(&snapshot.status_message)
+            task.state != snapshot.state || !is_same_message(&task.status_message, &snapshot.status_message)
         });
         let artifacts = &task_mut(&mut self.task, &snapshot.id).artifacts;
         let mut changed = Vec::new();
@@ -454,6 +476,10 @@ fn task_mut<'t>(task: &'t mut Option<Task>, id: &str) -> &'t mut Task {
 fn state_event(state: &TaskState, message: Option<&Message>) -> ProgressEvent {
     let text = message.map(|message| text_of_parts(&message.parts));
     ProgressEvent::State { state: state.clone(), message: text.unwrap_or_default() }
+}
+
+fn message_text(message: &Option<Message>) -> String {
+    message.as_ref().map(|message| text_of_parts(&message.parts)).unwrap_or_default()
 }
 
 fn message_id(message: &Option<Message>) -> Option<&str> {

@@ -6,9 +6,10 @@ use std::time::Duration;
 use async_nats::{Message, Subject};
 use bytes::Bytes;
 
+use super::attach;
 use super::catalog::{self, Action, BuiltInAction};
-use super::encoded_reply::EncodedReply;
-use super::frames::{FrameSelection, FrameWriter};
+use super::encoded_reply::{EncodedReply, LoggedReply};
+use super::frames::FrameWriter;
 use super::headers::{self, Headers};
 use super::outbox::Outbox;
 use super::peers::{ForwardableRequest, Forwarder};
@@ -20,6 +21,7 @@ use crate::caller::Caller;
 use crate::dispatch::Dispatcher;
 use crate::dispatch::arrival::Arrival;
 use crate::dispatch::request::{IdempotencyKey, Input, Operation, Request};
+use crate::events::selection::FrameSelection;
 use crate::reply::Reply;
 use crate::reply::error::ActionError;
 use crate::reply::outcome::Outcome;
@@ -107,14 +109,24 @@ impl ActionEndpoint {
             Ok(headers) => self.forwardable(&message, headers),
             Err(_) => None,
         };
-        let mut responder =
-            Responder { endpoint: &self, counting, pending: None, ack_frames: None, forwardable };
+        let mut responder = Responder {
+            endpoint: &self,
+            counting,
+            pending: None,
+            ack_frames: None,
+            forwardable,
+            logged: LoggedReply::default(),
+        };
         if wants_ack {
             let frames = self.frame_writer(responder.outbox().clone(), to.clone(), Default::default());
             responder.ack_frames = Some(Box::new(frames));
         }
         responder.pending = Some((to, accounting));
         let request = match (headers, operation) {
+            (Ok(headers), None) if matches!(self.target, Target::BuiltIn(BuiltInAction::Attach)) => {
+                let caller = &headers.options.caller;
+                return Box::pin(responder.attach(&message, &mut arrival, caller, headers.frames)).await;
+            }
             (Ok(headers), None) => {
                 drop(message);
                 return responder.send_card(&mut arrival, &headers.options.caller).await;
@@ -148,7 +160,7 @@ impl ActionEndpoint {
     /// Keeps the request if another replica may have to run it.
     fn forwardable(&self, message: &Message, headers: &Headers) -> Option<Box<ForwardableRequest>> {
         let action: Arc<str> = match &self.target {
-            Target::BuiltIn(BuiltInAction::Card) => return None,
+            Target::BuiltIn(BuiltInAction::Card | BuiltInAction::Attach) => return None,
             target if !self.forwarder.may_forward(matches!(target, Target::Skill(_))) => return None,
             Target::Skill(action) => Arc::clone(&action.label),
             Target::BuiltIn(built_in) => built_in.name().into(),
@@ -169,7 +181,7 @@ impl ActionEndpoint {
     }
 }
 
-/// What a message asks for. `None` for the card, which is not an operation on tasks.
+/// What a message asks for. `None` for the card and for attaching, which are not operations on tasks.
 pub(super) fn operation(target: &Target, message: &Message) -> Option<Operation> {
     let body = headers::body(message);
     Some(match target {
@@ -181,7 +193,7 @@ pub(super) fn operation(target: &Target, message: &Message) -> Option<Operation>
         Target::BuiltIn(BuiltInAction::ProvideRequiredInput) => Operation::Answer(Input::Body(body)),
         Target::BuiltIn(BuiltInAction::CancelTask) => Operation::CancelTask(Input::Body(body)),
         Target::BuiltIn(BuiltInAction::GetTask) => Operation::GetTask(Input::Body(body)),
-        Target::BuiltIn(BuiltInAction::Card) => return None,
+        Target::BuiltIn(BuiltInAction::Card | BuiltInAction::Attach) => return None,
     })
 }
 
@@ -206,6 +218,7 @@ struct Responder<'a> {
     ack_frames: Option<Box<FrameWriter>>,
     /// The request, while another replica may run it.
     forwardable: Option<Box<ForwardableRequest>>,
+    logged: LoggedReply,
 }
 
 impl Responder<'_> {
@@ -215,7 +228,8 @@ impl Responder<'_> {
 
     async fn send(&mut self, reply: Reply) {
         if self.pending.is_some() {
-            self.publish(EncodedReply::prepare(&reply, self.outbox(), 0).await).await;
+            let mut logged = std::mem::take(&mut self.logged);
+            self.publish(logged.encode(&reply, self.outbox(), 0).await).await;
         }
     }
 
@@ -226,6 +240,25 @@ impl Responder<'_> {
             Err(error) => EncodedReply::new(&Err(error), max_payload, 0),
         };
         self.publish(encoded).await;
+    }
+
+    /// Sends the frames of a logged call.
+    async fn attach(
+        mut self,
+        message: &Message,
+        arrival: &mut Arrival,
+        caller: &Caller,
+        selection: FrameSelection,
+    ) {
+        let Some((to, accounting)) = self.pending.take() else { return };
+        // A caller that is gone is noticed, because the call does not need it.
+        let frames = self.endpoint.frame_writer(self.outbox().clone(), to, (selection, true));
+        let dispatcher = &self.endpoint.dispatcher;
+        let error = match dispatcher.admit_attached(arrival, caller) {
+            Ok(()) => attach::attach(dispatcher, message, caller, frames).await,
+            Err(error) => frames.finish(&Err(error)).await,
+        };
+        accounting.end(error);
     }
 
     async fn publish(&mut self, encoded: EncodedReply) {
@@ -285,6 +318,18 @@ impl Progress for Responder<'_> {
             Some(frames) => Box::pin(frames.keep_alive()).await,
             None => Listener::Connected,
         }
+    }
+
+    fn logged(&mut self) {
+        self.logged.is_logged = true;
+    }
+
+    fn log_failed(&mut self) {
+        self.logged.has_failed = true;
+    }
+
+    fn logged_result(&mut self, body: Bytes) {
+        self.logged.result = Some(body);
     }
 
     fn runs_here(&mut self) {

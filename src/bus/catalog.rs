@@ -213,11 +213,13 @@ pub(crate) enum BuiltInAction {
     CancelTask,
     GetTask,
     Card,
+    /// Only where calls are logged.
+    Attach,
 }
 
 impl BuiltInAction {
-    pub(crate) const ALL: [Self; 4] =
-        [Self::ProvideRequiredInput, Self::CancelTask, Self::GetTask, Self::Card];
+    pub(crate) const ALL: [Self; 5] =
+        [Self::ProvideRequiredInput, Self::CancelTask, Self::GetTask, Self::Card, Self::Attach];
 
     pub(crate) fn name(self) -> &'static str {
         match self {
@@ -225,6 +227,7 @@ impl BuiltInAction {
             Self::CancelTask => "cancel_task",
             Self::GetTask => "get_task",
             Self::Card => "card",
+            Self::Attach => "attach",
         }
     }
 
@@ -256,6 +259,19 @@ impl BuiltInAction {
                 "Agent card",
                 "The agent's card as the bridge uses it, in A2A v1.0 form",
                 json!({}),
+            ),
+            Self::Attach => (
+                subjects.attach(agent),
+                "Attach",
+                "Sends the frames of a logged call, from a frame on to its end",
+                json!({
+                    "type": "object", "additionalProperties": false,
+                    "properties": {
+                        "task_id": {"type": "string"},
+                        "run": {"type": "string", "format": "uuid"},
+                        "from": {"type": "integer", "minimum": 0},
+                    },
+                }),
             ),
         };
         endpoint(self.name().to_owned(), subject, subjects, metadata(title, description, &params))

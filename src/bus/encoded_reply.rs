@@ -37,6 +37,33 @@ pub(crate) struct EncodedReply {
     pub(super) room: Option<Room>,
 }
 
+/// What the event log says about the reply of a call.
+#[derive(Debug, Default)]
+pub(super) struct LoggedReply {
+    pub(super) is_logged: bool,
+    /// Whether the log is incomplete.
+    pub(super) has_failed: bool,
+    /// The reply as it is in the log.
+    pub(super) result: Option<Bytes>,
+}
+
+impl LoggedReply {
+    /// Encodes a reply: as it is in the log, if it is there.
+    pub(super) async fn encode(&mut self, reply: &Reply, outbox: &Outbox, overhead: usize) -> EncodedReply {
+        let mut encoded = match self.result.take() {
+            Some(body) => match reply {
+                Ok(_) => EncodedReply::from_body(body),
+                Err(error) => EncodedReply { body, ..EncodedReply::from_error(error) },
+            },
+            None => EncodedReply::prepare(reply, outbox, overhead).await,
+        };
+        if self.has_failed {
+            encoded.headers.get_or_insert_default().insert("A2A-Log", "failed");
+        }
+        encoded
+    }
+}
+
 impl EncodedReply {
     /// Waits for room in the send window, and encodes a reply. If the call has a file store, what does not fit goes by
     /// reference; otherwise, or if the store fails, as in [`EncodedReply::new`].
@@ -177,9 +204,14 @@ impl EncodedReply {
         Self { body, headers: None, error: None, room: None }
     }
 
+    /// The headers of an error.
+    pub(super) fn headers_of(code: Code, message: &str) -> HeaderMap {
+        error_headers(code.number(), message, MAX_ERROR)
+    }
+
     fn from_error(error: &ActionError) -> Self {
         let code = error.info.code;
-        let headers = error_headers(code.number(), &error.message, MAX_ERROR);
+        let headers = Self::headers_of(code, &error.message);
         let error_name = Some((code.number(), code.name()));
         Self { body: error.to_json(), headers: Some(headers), error: error_name, room: None }
     }

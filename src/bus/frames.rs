@@ -1,9 +1,5 @@
 //! Writes the frames of a streamed reply to the caller's inbox.
 
-pub(crate) mod artifact;
-mod coalescer;
-
-use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,37 +9,27 @@ use futures_util::StreamExt as _;
 use serde::Serialize;
 use tokio::task::yield_now;
 
-use self::artifact::ArtifactEncoder;
-use self::coalescer::Coalescer;
-use super::encoded_reply::EncodedReply;
-use super::inbox::{Inbox, OVERHEAD, split_first, subscribe_once, typed_body};
+use super::encoded_reply::{EncodedReply, LoggedReply};
+use super::inbox::{Inbox, OVERHEAD, subscribe_once};
 use super::outbox::{Outbox, Room};
 use super::peers::{ForwardableRequest, Link, PEER};
 use super::reply_files;
-use crate::a2a::model::{Artifact, ArtifactUpdate, Part};
+use crate::a2a::model::{ArtifactUpdate, Part};
 use crate::action::progress::{ForwardError, Listener, Progress, ProgressEvent};
-use crate::json;
+use crate::events::artifact_data::ArtifactEncoder;
+use crate::events::attach::ReplayedEnd;
+use crate::events::coalescer::Coalescer;
+use crate::events::event::FrameCounts;
+use crate::events::selection::{FrameSelection, FrameSelector};
+use crate::json::{self, split_first, typed_body};
 use crate::offload;
 use crate::reply::Reply;
 use crate::state::peers::InstanceId;
 
 pub(super) const SEQUENCE: HeaderName = HeaderName::from_static("A2A-Seq");
 const INSTANCE: HeaderName = HeaderName::from_static("A2A-Instance");
-/// Bytes of a part in addition to its text.
-const PART_OVERHEAD: usize = 16;
 /// How long to wait for the server's message that no one is subscribed.
 const PROBE_TIMEOUT: Duration = Duration::from_millis(300);
-
-/// The frames that a caller wants (`A2A-Frames`). Status, task, state and result frames always come.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) enum FrameSelection {
-    #[default]
-    All,
-    /// The text of the response comes only as `response`, and artifacts carry everything else.
-    Text,
-    /// No `response`.
-    Artifacts,
-}
 
 #[derive(Debug)]
 pub(crate) struct FrameWriter {
@@ -51,13 +37,15 @@ pub(crate) struct FrameWriter {
     /// The id of the service that runs the call.
     instance: Arc<str>,
     sequence: u64,
-    selection: FrameSelection,
-    /// With [`FrameSelection::Text`]: the response artifacts of which the caller has received a part.
-    started_artifacts: HashSet<Option<String>>,
+    selector: FrameSelector,
     cancel_on_disconnect: bool,
     coalescer: Coalescer,
     /// The request, while another replica may run it.
     forwardable: Option<Box<ForwardableRequest>>,
+    /// Frames before this one are not sent: the caller has them.
+    first: u64,
+    /// For a logged call, whose frames are those of the log.
+    logged: LoggedReply,
 }
 
 #[derive(Serialize)]
@@ -86,11 +74,12 @@ impl FrameWriter {
             inbox: Inbox::new(outbox, to, keep_alive),
             instance,
             sequence: 0,
-            selection,
-            started_artifacts: HashSet::new(),
+            selector: FrameSelector::new(selection),
             cancel_on_disconnect,
             coalescer: Coalescer::default(),
             forwardable: None,
+            first: 0,
+            logged: LoggedReply::default(),
         }
     }
 
@@ -121,13 +110,41 @@ impl FrameWriter {
     pub(crate) async fn finish(mut self, reply: &Reply) -> Option<(u16, &'static str)> {
         self.flush().await;
         let EncodedReply { body, headers, error, room } =
-            EncodedReply::prepare(reply, &self.inbox.outbox, OVERHEAD).await;
+            self.logged.encode(reply, &self.inbox.outbox, OVERHEAD).await;
         // The reply is JSON already.
         let frame = [br#"{"type":"result","data":"#.as_slice(), &body, b"}"].concat().into();
         drop(body);
         self.send_with_headers(room, headers.unwrap_or_default(), frame).await;
         self.inbox.send(None, None, None, Bytes::new()).await;
         error
+    }
+
+    /// Begins to send the frames of a logged call, from `first` on.
+    pub(super) async fn begin_at(&mut self, first: u64) {
+        self.first = first;
+        self.logged.is_logged = true;
+        self.started().await;
+        if first > 0 {
+            // The caller learns that it is attached.
+            self.inbox.send(None, None, None, typed_body("status", "ack")).await;
+        }
+    }
+
+    /// The next frame has this number, by selection.
+    pub(super) fn continue_at(&mut self, numbers: FrameCounts) {
+        if let Some(number) = numbers.get(self.selector.selection().index()) {
+            self.sequence = *number;
+        }
+    }
+
+    /// Sends the result as it is in the log, and the end of the stream.
+    pub(super) async fn finish_logged(&mut self, end: ReplayedEnd) -> Option<(u16, &'static str)> {
+        let ReplayedEnd { body, error } = end;
+        let frame = [br#"{"type":"result","data":"#.as_slice(), &body, b"}"].concat().into();
+        let headers = error.as_ref().map(|(code, message)| EncodedReply::headers_of(*code, message));
+        self.send_with_headers(None, headers.unwrap_or_default(), frame).await;
+        self.inbox.send(None, None, None, Bytes::new()).await;
+        error.map(|(code, _)| (code.number(), code.name()))
     }
 
     async fn send(&mut self, room: Option<Room>, body: Bytes) {
@@ -137,6 +154,9 @@ impl FrameWriter {
     async fn send_with_headers(&mut self, room: Option<Room>, mut headers: HeaderMap, body: Bytes) {
         headers.insert(SEQUENCE, HeaderValue::from(self.sequence));
         self.sequence += 1;
+        if self.sequence <= self.first {
+            return;
+        }
         self.inbox.send(room, Some(headers), None, body).await;
     }
 
@@ -221,50 +241,6 @@ impl FrameWriter {
             ProgressEvent::Response(text) => self.send_text(&text, |text| typed_body("response", text)).await,
         }
     }
-
-    /// Applies the caller's selection to a frame.
-    fn select(&mut self, frame: ProgressEvent) -> Option<ProgressEvent> {
-        match (self.selection, frame) {
-            (FrameSelection::Artifacts, ProgressEvent::Response(_)) => None,
-            (FrameSelection::Text, ProgressEvent::Artifact { mut update, is_response: true }) => {
-                remove_text(&mut update.artifact);
-                let has_started = self.started_artifacts.contains(&update.artifact.id);
-                if update.artifact.parts.is_empty() {
-                    // A reader that has a part of the artifact must learn that it is replaced or complete.
-                    let is_relevant = has_started && (!update.append || update.last_chunk);
-                    return is_relevant.then_some(ProgressEvent::Artifact { update, is_response: true });
-                }
-                if !has_started {
-                    self.started_artifacts.insert(update.artifact.id.clone());
-                }
-                // The first part that the reader sees has nothing to append to.
-                update.append &= has_started;
-                Some(ProgressEvent::Artifact { update, is_response: true })
-            }
-            (_, frame) => Some(frame),
-        }
-    }
-}
-
-/// Removes the text parts, and moves the extras of the other parts to their new indices.
-fn remove_text(artifact: &mut Artifact) {
-    if let Some(extras) = &mut artifact.extras {
-        let mut kept = 0;
-        let new_index = |part: &Part| {
-            let is_kept = part.as_text().is_none();
-            kept += usize::from(is_kept);
-            is_kept.then(|| kept - 1)
-        };
-        let new_indices: Vec<Option<usize>> = artifact.parts.iter().map(new_index).collect();
-        extras.parts.retain_mut(|(index, _)| match new_indices.get(*index).copied().flatten() {
-            Some(new) => {
-                *index = new;
-                true
-            }
-            None => false,
-        });
-    }
-    artifact.parts.retain(|part| part.as_text().is_none());
 }
 
 impl Progress for FrameWriter {
@@ -276,8 +252,8 @@ impl Progress for FrameWriter {
     }
 
     async fn report(&mut self, event: ProgressEvent) {
-        let Some(mut frame) = self.select(event) else { return };
-        while self.inbox.is_behind {
+        let Some(mut frame) = self.selector.select(event) else { return };
+        while self.inbox.is_behind && !self.logged.is_logged {
             frame = match self.coalescer.add(frame) {
                 Some(frame) => frame,
                 None => return,
@@ -305,6 +281,18 @@ impl Progress for FrameWriter {
         // It charges the memory of the reply.
         self.forwardable = Some(request);
         reply
+    }
+
+    fn logged(&mut self) {
+        self.logged.is_logged = true;
+    }
+
+    fn log_failed(&mut self) {
+        self.logged.has_failed = true;
+    }
+
+    fn logged_result(&mut self, body: Bytes) {
+        self.logged.result = Some(body);
     }
 
     fn keep_alive_interval(&self) -> Option<Duration> {
@@ -385,21 +373,5 @@ mod tests {
         assert_eq!(writer.sequence, 1);
         writer.report(ProgressEvent::Response("x".repeat(32 << 10))).await;
         assert_eq!(writer.sequence, 3);
-    }
-
-    #[test]
-    fn an_artifact_without_its_text_keeps_the_extras_of_its_other_parts() {
-        let update = r#"{"artifactUpdate":{"taskId":"t","artifact":{"artifactId":"a","parts":[
-            {"text":"a","metadata":{"n":0}}, {"data":1,"metadata":{"n":1}}, {"text":"b"}, {"data":2},
-            {"text":"c","metadata":{"n":4}}, {"data":3,"metadata":{"n":5}}]}}}"#;
-        let Event::Artifact(mut update) = Event::decode(update).unwrap() else { panic!("not an artifact") };
-        remove_text(&mut update.artifact);
-        assert_eq!(update.artifact.parts.len(), 3);
-        let extras = update.artifact.extras.unwrap().parts;
-        let kept: Vec<_> = extras
-            .iter()
-            .map(|(index, extras)| (*index, extras.metadata.as_ref().unwrap().get().to_owned()))
-            .collect();
-        assert_eq!(kept, [(0, r#"{"n":1}"#.to_owned()), (2, r#"{"n":5}"#.to_owned())]);
     }
 }

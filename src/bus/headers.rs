@@ -2,10 +2,10 @@
 
 use async_nats::{HeaderMap, Message};
 
-use super::frames::FrameSelection;
 use crate::action::request::{CallOptions, ReplyMode, RequestBody};
 use crate::caller::Caller;
 use crate::config::values::parse_capped_duration;
+use crate::events::selection::FrameSelection;
 use crate::files::FileMode;
 use crate::reply::error::ActionError;
 use crate::telemetry::trace_context::{TraceContext, is_valid_traceparent};
@@ -55,6 +55,7 @@ impl Headers {
             "A2A-Files",
             &[("inline", FileMode::Inline), ("reference", FileMode::Reference)],
         )?;
+        let is_logged = choice(headers, "A2A-Log", &[("off", false), ("on", true)])?;
         let wants_ack = choice(headers, "A2A-Ack", &[("no", false), ("yes", true)])?;
         let timeout = header(headers, "A2A-Timeout").map(parse_capped_duration).transpose();
         let timeout = timeout.map_err(|why| ActionError::invalid(format!("header `A2A-Timeout`: {why}")))?;
@@ -63,7 +64,8 @@ impl Headers {
             let message = format!("header `Nats-Msg-Id` is longer than {MAX_KEY} bytes");
             return Err(ActionError::invalid(message));
         }
-        let options = CallOptions { mode, timeout, caller, trace, files, ..CallOptions::default() };
+        let options =
+            CallOptions { mode, timeout, caller, trace, files, is_logged, ..CallOptions::default() };
         Ok(Self { options, idempotency_key, frames, cancel_on_disconnect, wants_ack })
     }
 }

@@ -8,15 +8,10 @@ use std::time::{Duration, Instant};
 use async_nats::{Client, HeaderMap, Subject, Subscriber};
 use bytes::Bytes;
 use futures_util::poll;
-use serde::Serialize;
 
 use super::outbox::{Outbox, Room};
 use super::peers::Link;
-use crate::json::{json_prefix, to_bytes};
 use crate::text::error_chain;
-
-/// Approximate limit of text that is coalesced into one message while the connection is behind.
-pub(super) const MAX_COALESCED: usize = 16 << 10;
 
 /// Bytes of a streamed message in addition to its data: the object around it, and its headers.
 pub(super) const OVERHEAD: usize = 256;
@@ -115,51 +110,4 @@ pub(super) async fn unconnected_outbox(agent: &str) -> Outbox {
     let options = async_nats::ConnectOptions::new().retry_on_initial_connect();
     let client = options.connect("127.0.0.1:1").await.expect("a client without a connection");
     Outbox::unconfirmed(client, agent)
-}
-
-/// The body of a streamed message.
-pub(super) fn typed_body(r#type: &str, data: impl Serialize) -> Bytes {
-    #[derive(Serialize)]
-    struct TypedBody<'a, T> {
-        r#type: &'a str,
-        data: T,
-    }
-    to_bytes(&TypedBody { r#type, data })
-}
-
-/// Splits a text into pieces that take at most `room` bytes of JSON each, without quotes. A piece has at
-/// least one character, even if that does not fit.
-pub(super) fn split_text(mut text: &str, room: usize) -> impl Iterator<Item = &str> {
-    std::iter::from_fn(move || {
-        let (piece, rest) = split_first(text, room)?;
-        text = rest;
-        Some(piece)
-    })
-}
-
-/// The first piece of a text, and the rest.
-pub(super) fn split_first(text: &str, room: usize) -> Option<(&str, &str)> {
-    let first = text.chars().next()?;
-    // An escape has at most six bytes, so most texts need no measuring.
-    let fits = text.len().saturating_mul(6) <= room;
-    let end = if fits { text.len() } else { json_prefix(text, room).len().max(first.len_utf8()) };
-    Some(text.split_at(end))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn long_text_is_split_into_pieces_that_fit_and_add_up() {
-        assert_eq!(split_text("", 100).count(), 0);
-        assert_eq!(split_text("abc", 3).collect::<Vec<_>>(), ["abc"]);
-        assert_eq!(split_text("aé", 0).collect::<Vec<_>>(), ["a", "é"]);
-        for text in ["é\u{1}\"".repeat(500), "x".repeat(1000)] {
-            let pieces: Vec<_> = split_text(&text, 120).collect();
-            assert!(pieces.iter().all(|piece| to_bytes(piece).len() <= 120 + 2));
-            assert!(pieces.len() < text.len() / 10);
-            assert_eq!(pieces.concat(), text);
-        }
-    }
 }

@@ -5,10 +5,12 @@
 
 pub(crate) mod actions;
 pub(crate) mod agent_protocol;
+pub(crate) mod attach;
 pub(crate) mod catalog;
 pub(crate) mod connect;
 pub(crate) mod control;
 pub(crate) mod encoded_reply;
+pub(crate) mod event_log;
 pub(crate) mod file_service;
 pub(crate) mod frames;
 pub(crate) mod headers;

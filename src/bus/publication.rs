@@ -69,6 +69,7 @@ impl Publication {
         let instance: Arc<str> = new_id().into();
         let built_ins = BuiltInAction::ALL
             .iter()
+            .filter(|built_in| **built_in != BuiltInAction::Attach || dispatcher.log().is_some())
             .map(|&built_in| {
                 let handler =
                     actions::handler(&dispatcher, outbox, &instance, &forwarder, Target::BuiltIn(built_in));

@@ -206,6 +206,31 @@ impl Subjects {
         format!("{}.upload.{instance}.{id}", self.prefix)
     }
 
+    /// Events of a log: `kind` is `s` for a session and `r` for a call without one, and `id` names it.
+    pub(crate) fn event(&self, owner: &str, kind: &str, id: &Token) -> String {
+        format!("{}.event.{owner}.{kind}.{id}", self.prefix)
+    }
+
+    /// The same events, as the server publishes them once they are stored.
+    pub(crate) fn live_event(&self, owner: &str, kind: &str, id: &Token) -> String {
+        format!("{}.live.{owner}.{kind}.{id}", self.prefix)
+    }
+
+    /// All subjects of [`Self::event`].
+    pub(crate) fn all_events(&self) -> String {
+        format!("{}.event.>", self.prefix)
+    }
+
+    /// All subjects of [`Self::live_event`].
+    pub(crate) fn all_live_events(&self) -> String {
+        format!("{}.live.>", self.prefix)
+    }
+
+    /// Requests to attach to a logged call of an agent.
+    pub fn attach(&self, agent: &Token) -> String {
+        format!("{}.attach.{agent}", self.prefix)
+    }
+
     /// Announcements of bridges that write files, for other bridges.
     pub fn file_writers(&self) -> String {
         format!("{}.peer.files", self.prefix)

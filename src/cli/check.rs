@@ -267,8 +267,9 @@ async fn check_jetstream(config: &Config, api: Api) -> Option<Finding> {
         return None;
     }
     let (prefix, allowed_buckets) = (&config.nats.subject_prefix, &config.files.allowed_buckets);
-    let Permissions { files, other_buckets, state } =
+    let Permissions { files, other_buckets, state, events } =
         missing_permissions(&api, prefix, allowed_buckets).await;
+    let events = if config.events.is_some() { events } else { Vec::new() };
     let denied = |subjects: &[String]| {
         let advice =
             "add these subjects to what the user may publish to; deploy/nats-permissions.conf lists them";
@@ -283,7 +284,7 @@ async fn check_jetstream(config: &Config, api: Api) -> Option<Finding> {
             }
             (absence.to_string(), run::NO_JETSTREAM.to_owned())
         }
-        _ if !state.is_empty() => denied(&[files, other_buckets, state].concat()),
+        _ if !state.is_empty() => denied(&[files, other_buckets, state, events].concat()),
         Err(absence) => (absence.to_string(), run::NO_JETSTREAM.to_owned()),
         Ok(()) if !files.is_empty() => {
             let (problem, advice) = denied(&[files, other_buckets].concat());
@@ -296,6 +297,10 @@ async fn check_jetstream(config: &Config, api: Api) -> Option<Finding> {
                           `files.allowed_buckets`";
             let summary = "state is shared, but files in other buckets cannot be read";
             return Some(Finding::warning(summary, problem, advice.to_owned()));
+        }
+        Ok(()) if !events.is_empty() => {
+            let (problem, advice) = denied(&events);
+            return Some(Finding::warning("state is shared, but calls are not logged", problem, advice));
         }
         Ok(()) => return Some(Finding::ok("ok, state is shared")),
     };

@@ -6,6 +6,7 @@
 //! clients: they use only the public protocol and work from any machine that reaches the server.
 
 mod agents;
+mod attach;
 mod call;
 mod card;
 mod check;
@@ -118,6 +119,8 @@ enum Command {
     Skills(skills::SkillsArgs),
     /// Call a skill of an agent
     Call(Box<call::CallArgs>),
+    /// Show a logged call from its beginning, or from a frame on
+    Attach(attach::AttachArgs),
     /// Show, follow or cancel a task
     Task(task::TaskArgs),
     /// Upload, download, list and delete files
@@ -293,6 +296,7 @@ fn execute(cli: Cli, log: &LogWriter) -> CliResult {
         Command::Skills(args) => block_on(skills::run(args)),
         Command::State(args) => block_on(state::run(args)),
         Command::Call(args) => block_on(call::run(*args)),
+        Command::Attach(args) => block_on(attach::run(args)),
         Command::Task(args) => block_on(task::run(args)),
         Command::Files(args) => block_on(files::run(args)),
         Command::Card(args) => block_on(card::run(args)),

@@ -29,7 +29,7 @@ const PUBLISH: [&str; 8] = [
     "a2a.peers.*",
     "a2a.peer.files",
 ];
-const SUBSCRIBE: [&str; 12] = [
+const SUBSCRIBE: [&str; 14] = [
     "a2a.action.*.*",
     "a2a.card.*",
     "a2a.gw.>",
@@ -42,6 +42,8 @@ const SUBSCRIBE: [&str; 12] = [
     "a2a.peer.files",
     "a2a.files.*",
     "a2a.upload.*.*",
+    "a2a.attach.*",
+    "a2a.live.>",
 ];
 
 pub(super) fn manifest() -> String {
@@ -81,8 +83,8 @@ pub(super) fn manifest() -> String {
 }
 
 fn publish_permissions() -> Vec<String> {
-    let Permissions { files, other_buckets: _, state } = jetstream::permissions(PREFIX, &[]);
-    PUBLISH.map(str::to_owned).into_iter().chain(files).chain(state).collect()
+    let Permissions { files, other_buckets: _, state, events } = jetstream::permissions(PREFIX, &[]);
+    PUBLISH.map(str::to_owned).into_iter().chain(files).chain(state).chain(events).collect()
 }
 
 /// The versions that the bridge works with: from `min` on, and below `below`. A version without an upper limit has not been
@@ -181,6 +183,7 @@ fn serves() -> Value {
         {"subject": format!("{PREFIX}.action.<agent>.cancel_task"), "description": "cancel a task"},
         {"subject": format!("{PREFIX}.action.<agent>.get_task"), "description": "get a task"},
         {"subject": format!("{PREFIX}.card.<agent>"), "description": "the agent's card"},
+        {"subject": format!("{PREFIX}.attach.<agent>"), "description": "the frames of a logged call, if `events` is set"},
         {"subject": format!("{PREFIX}.control.<agent>.<command>"), "description": "for operators: show, start, stop, restart, logs"},
         {"subject": format!("{PREFIX}.gw.>"), "description": "for gateways: the same requests in the name of a principal"},
         {"subject": "$SRV.PING|INFO|STATS[.<agent>[.<id>]]", "description": "NATS service discovery and statistics"},
@@ -228,9 +231,10 @@ mod tests {
             subjects.cancel_task(&agent),
             subjects.get_task(&agent),
             subjects.card(&agent),
+            subjects.attach(&agent),
             subjects.control(&agent, "B"),
         ];
-        assert_eq!(listed(&serves())[..6], actions);
+        assert_eq!(listed(&serves())[..7], actions);
         assert_eq!(listed(&publishes()), [subjects.registry(&agent), subjects.task(&agent, &other)]);
     }
 

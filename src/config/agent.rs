@@ -139,7 +139,7 @@ fn read_variables(path: &Path) -> Result<Vec<(String, SecretString)>, String> {
 
 /// The keys of an agent, with their aliases, that a reload applies without a restart of the agent: none of them concerns
 /// its process or its credentials.
-pub(super) const APPLIED_WITHOUT_RESTART: [&str; 26] = [
+pub(super) const APPLIED_WITHOUT_RESTART: [&str; 27] = [
     "startup_timeout",
     "a2a_server_startup_timeout",
     "startup",
@@ -166,6 +166,7 @@ pub(super) const APPLIED_WITHOUT_RESTART: [&str; 26] = [
     "max_response_size",
     "answer_artifacts",
     "notice_artifacts",
+    "events",
 ];
 
 /// Hashes of an agent's settings. They cover the secrets but do not reveal them. The order of keys and the way a value is

@@ -145,6 +145,11 @@ kinds! {
     KeyPlace: "a word", parse parse_word, enum_schema::<Self>();
     CallerBinding: "a word", parse parse_word, enum_schema::<Self>();
     JetStreamMode: "a word", parse parse_word, enum_schema::<Self>();
+    EventRecord: "a word", parse parse_word, enum_schema::<Self>();
+    HistoryMode: "a word", parse parse_word, enum_schema::<Self>();
+    EventTypes -> BTreeMap<String, ArtifactEvent>: "a mapping of names to event types", read read_event_types,
+        json!({ "type": "object", "additionalProperties": ArtifactEvent::schema() });
+    ArtifactEvent: "an event type", parse parse_word, enum_schema::<Self>();
     StateReplicas: "1, 3, 5 or `auto`", parse parse_word, json!({
         "type": ["string", "integer"],
         "anyOf": [{ "enum": ["auto", 1, 3, 5, "1", "3", "5"] }, { "type": "string", "pattern": VARIABLE }],
@@ -226,6 +231,41 @@ pub(crate) enum CallLogging {
     Off,
     Errors,
     All,
+}
+
+/// Which calls are logged without being asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum EventRecord {
+    Sessions,
+    All,
+}
+
+/// How an agent gets what was said in a session before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum HistoryMode {
+    Text,
+    Data,
+    None,
+}
+
+/// The event that an artifact becomes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ArtifactEvent {
+    #[value(name = "agent_token_start")]
+    TokenStart,
+    #[value(name = "agent_token")]
+    Token,
+    #[value(name = "agent_token_end")]
+    TokenEnd,
+    #[value(name = "agent_tool_call")]
+    ToolCall,
+    #[value(name = "agent_tool_result")]
+    ToolResult,
+    #[value(name = "agent_artifact")]
+    Artifact,
+    /// No event of its own: it is a part of the answer.
+    #[value(name = "agent_complete")]
+    Complete,
 }
 
 /// Where an API key goes.
@@ -444,6 +484,10 @@ fn read_renames(node: &Node, scope: &mut Scope<'_, '_>) -> Option<BTreeMap<Strin
         rules::report_duplicate(&mut seen, name.clone(), value.at.start, what, scope.problems);
         Some(name)
     })
+}
+
+fn read_event_types(node: &Node, scope: &mut Scope<'_, '_>) -> Option<BTreeMap<String, ArtifactEvent>> {
+    read_names(node, scope, |_, value, scope| ArtifactEvent::read(value, scope))
 }
 
 fn read_object(node: &Node, scope: &mut Scope<'_, '_>) -> Option<Value> {

@@ -28,14 +28,15 @@ pub(crate) mod values;
 pub(crate) use agent::Port;
 pub(crate) use environment::Environment;
 pub(crate) use kinds::{
-    A2aVersion, Binding, CallLogging, CallerBinding, GatewayRole, JetStreamMode, KeyPlace, NatsUrl, Restart,
-    StateReplicas, parse_word, without_user_info,
+    A2aVersion, ArtifactEvent, Binding, CallLogging, CallerBinding, EventRecord, GatewayRole, JetStreamMode,
+    KeyPlace, NatsUrl, Restart, StateReplicas, parse_word, without_user_info,
 };
 pub use load::parse;
 pub(crate) use load::{load, load_nats, load_with};
 pub(crate) use problems::ConfigError;
 pub use settings::Config;
 pub(crate) use settings::{
-    AgentConfig, AgentLimits, Auth, FilesConfig, GatewayConfig, GatewayLimits, GatewayTls, GatewayToken,
-    IdentityConfig, JetStreamConfig, MetricsConfig, NatsConfig, OAuth2, Skills, TlsFiles, schema,
+    AgentConfig, AgentLimits, Auth, EventsConfig, FilesConfig, GatewayConfig, GatewayLimits, GatewayTls,
+    GatewayToken, HistoryConfig, IdentityConfig, JetStreamConfig, MetricsConfig, NatsConfig, OAuth2, Skills,
+    TlsFiles, schema,
 };

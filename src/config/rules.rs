@@ -9,7 +9,7 @@ use super::agent;
 use super::declare::Scope;
 use super::node::{KeyValue, NodeValue};
 use super::problems::Problems;
-use super::settings::{AgentConfig, GatewayToken};
+use super::settings::{AgentConfig, GatewayToken, JetStreamConfig, NatsConfig};
 
 /// The keys of an authentication method, of which exactly one has a value.
 pub(super) const AUTH_METHODS: [&str; 4] = ["bearer", "api_key", "basic", "oauth2"];
@@ -110,8 +110,28 @@ fn needs(scope: &mut Scope<'_, '_>, key: &str, other: &str) {
     }
 }
 
+/// The event log is in JetStream.
+fn event_log(scope: &mut Scope<'_, '_>) {
+    let Some(at) = scope.position("events") else { return };
+    let is_off = |scope: &mut Scope<'_, '_>| {
+        let nats = scope.value("nats")?;
+        let nats = scope.enter(nats, NatsConfig::NAMES)?;
+        let jetstream = nats.value("jetstream")?;
+        let NodeValue::Map(_) = &jetstream.value else { return None };
+        let mut nats = nats;
+        let jetstream = nats.enter(jetstream, JetStreamConfig::NAMES)?;
+        Some(jetstream.text("mode") == Some("off"))
+    };
+    if is_off(scope) == Some(true) {
+        let message =
+            "`events` needs JetStream, which `nats.jetstream.mode: off` turns off; remove one of them";
+        scope.problems.add(at, message);
+    }
+}
+
 /// Names of agents, and ports of launched agents, must be unique.
 pub(super) fn config(scope: &mut Scope<'_, '_>) {
+    event_log(scope);
     let Some(NodeValue::List(agents)) = scope.value("agents").map(|agents| &agents.value) else {
         return;
     };

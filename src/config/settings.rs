@@ -15,10 +15,11 @@ use super::agent::{Port, SettingsDigest};
 use super::declare::{Field, Scope, Setting, joined, merged, object_schema, settings};
 use super::kinds::{
     A2aVersion, AgentName, AgentUrl, AnyText, AuthMethods, AuthToken, Binding, BucketName, CallLogging,
-    CallerBinding, CommandLine, Count, EnvFile, EnvVars, FileSize, GatewayRole, HeaderLines, HeaderName,
-    HeaderValue, HostPort, InboxPrefix, JetStreamMode, JsonObject, KeyPlace, MemorySize, OwnerName,
-    PrincipalName, ProcessorCount, Renames, Restart, Secret, Servers, Sha256Digest, Size, StateReplicas,
-    SubjectPatterns, SubjectPrefix, Text, TokenUrl, UrlPath, UserName, WebOrigin,
+    CallerBinding, CommandLine, Count, EnvFile, EnvVars, EventRecord, EventTypes, FileSize, GatewayRole,
+    HeaderLines, HeaderName, HeaderValue, HistoryMode, HostPort, InboxPrefix, JetStreamMode, JsonObject,
+    KeyPlace, MemorySize, OwnerName, PrincipalName, ProcessorCount, Renames, Restart, Secret, Servers,
+    Sha256Digest, Size, StateReplicas, SubjectPatterns, SubjectPrefix, Text, TokenUrl, UrlPath, UserName,
+    WebOrigin,
 };
 use super::node::Node;
 use super::rules;
@@ -35,6 +36,7 @@ settings! {
         logging: Logging, default {};
         limits: BridgeLimits, default {};
         files: FilesConfig, default {};
+        events: Option<EventsConfig>;
         gateway: Option<GatewayConfig>;
         + file: Option<PathBuf>;
     }
@@ -81,6 +83,34 @@ settings! {
         /// fetches those of all other hosts itself. The bridge connects to an address in a private network only if this
         /// list has the address.
         fetch_hosts: Vec<HostPort>, default [];
+    }
+
+    /// The event log, in NATS JetStream: what was said in sessions, so that callers can read it again, and attach to calls that
+    /// run. Without this key nothing is logged.
+    pub(crate) struct EventsConfig {
+        /// Calls to log: `sessions` for those with `meta.session_id`, `all` for all. A caller can ask for others with the header
+        /// `A2A-Log: on`.
+        record: EventRecord, default "sessions";
+        /// Refuse calls that cannot be logged with `state_unavailable`, before the agent gets them. Otherwise they go on without
+        /// the log, and their reply has the header `A2A-Log: failed`.
+        required: bool, default false;
+        /// Time for which messages, states, tool results, questions and answers are kept. Pieces of answers, plans and notices
+        /// are kept for one hour. It applies when the bridge creates the stream.
+        max_age: Duration, default "30d";
+        /// Size limit of the log, 1KiB to 1024GiB; then the oldest events are removed. It applies when the bridge creates the
+        /// stream.
+        max_bytes: FileSize, default "10GiB";
+        history: HistoryConfig, default {};
+    }
+
+    /// What an agent gets of a session when it takes part for the first time, or in the first call of a fork.
+    pub(crate) struct HistoryConfig {
+        /// `text` for a first part of the message that quotes the conversation, `data` for a data part, `none` for nothing.
+        mode: HistoryMode, default "text";
+        /// Number of messages, the last ones.
+        messages: Count, default 50;
+        /// Size limit of the quoted messages, 1KiB to 1GiB.
+        bytes: Size, default "64KiB";
     }
 
     /// HTTP gateway to the agents, for `a2a-bridge gateway`; `run` serves it, too, if `listen` is set. A configuration with
@@ -318,7 +348,15 @@ settings! {
         /// Names of artifacts that are notices, which `message` leaves out; `*` matches any characters. They take
         /// precedence over `answer_artifacts`.
         notice_artifacts: Vec<Text>, default ["execution_plan_*", "tool_notification_*", "tool_result"];
+        events: AgentEvents, default {};
         + digest: SettingsDigest;
+    }
+
+    /// How the event log shows what the agent says.
+    pub(crate) struct AgentEvents {
+        /// Event types of artifacts by name; `*` matches any characters, and the longest pattern that matches counts. With
+        /// `agent_complete` an artifact is a part of the answer, and no event of its own. Common names have a type already.
+        types: EventTypes, default {};
     }
 
     /// Limits of the processes of a launched agent, on Linux. If the system has delegated a cgroup (v2) to the bridge, they

@@ -14,13 +14,19 @@ use tokio::time::{Instant, MissedTickBehavior};
 use uuid::Uuid;
 
 use super::Dispatcher;
-use crate::action::adoption::AbandonedTask;
+use crate::action::adoption::{AbandonedTask, AdoptedLog};
+use crate::action::progress::NoProgress;
 use crate::action::request::CallOptions;
+use crate::events::log::AgentLog;
+use crate::events::logged::Logged;
+use crate::events::resume::{self, ResumedRun};
+use crate::events::store::LogUnavailable;
 use crate::files::{CallFiles, FileMode};
 use crate::reply::error::ActionError;
 use crate::state::StoreUnavailable;
 use crate::state::follow_ups::UnsettledQuestion;
 use crate::state::peers::{Death, InstanceId, Liveness, RETURN_GRACE};
+use crate::state::run_link::RunLink;
 use crate::state::tasks::TaskOutline;
 
 /// How often expired questions are looked for.
@@ -49,6 +55,9 @@ const ADOPTIONS_AT_A_TIME: usize = 32;
 const MAX_ADOPTED: usize = 10_000;
 /// Maximum number of questions of these tasks that are read.
 const MAX_QUESTIONS: usize = 2 * MAX_ADOPTED;
+/// Attempts to read the log of an adopted task, and the pause after the first; later ones are longer.
+const RESUME_ATTEMPTS: u32 = 5;
+const RESUME_PAUSE: Duration = Duration::from_millis(500);
 /// Maximum number of tasks that are canceled at the same time because their question expired.
 const CANCELS_AT_A_TIME: usize = 16;
 
@@ -395,14 +404,55 @@ impl Dispatcher {
         found
     }
 
+    /// Adopts a task, follows it to its end, and continues its log.
+    async fn adopt_task(&self, task: AbandonedTask, admission: OwnedSemaphorePermit) {
+        let Some(record) = self.actions.adopt_task(&task, admission).await else { return };
+        let options = CallOptions { caller: record.caller.clone(), ..CallOptions::default() };
+        let log = self.log.as_ref().zip(record.run.clone());
+        let resumed = match log {
+            Some((log, link)) => self.resume_log(log, &options, &link).await.map(|resumed| (log, resumed)),
+            None => None,
+        };
+        // The log of a question is complete. Its answer is another call.
+        let resumed = resumed.filter(|(_, resumed)| !resumed.has_ended);
+        let (mut inner, count) = (NoProgress, || self.agent.calls.follow());
+        let Some((log, resumed)) = resumed else {
+            let logged = AdoptedLog { progress: &mut inner, link: None, reported: Vec::new() };
+            let followed = self.actions.follow_adopted_task(task, record, logged, count);
+            Box::pin(followed).await;
+            return;
+        };
+        let ResumedRun { run, reported, .. } = resumed;
+        CallFiles::use_references();
+        let link = Some(Arc::clone(run.link()));
+        let mut progress = Logged::resumed(&mut inner, log, &options, run);
+        let adopted = AdoptedLog { progress: &mut progress, link, reported };
+        let followed = self.actions.follow_adopted_task(task, record, adopted, count);
+        let reply = Box::pin(followed).await;
+        if let Some(reply) = reply {
+            progress.end(&reply).await;
+        }
+    }
+
+    /// Reads the log of a call whose replica is gone. `None` if it cannot be read for a while.
+    async fn resume_log(&self, log: &AgentLog, options: &CallOptions, link: &RunLink) -> Option<ResumedRun> {
+        let max_size = usize::try_from(self.agent.config.max_response_size).unwrap_or(usize::MAX);
+        for attempt in 0..RESUME_ATTEMPTS {
+            match resume::adopted(log, &options.caller, link, max_size).await {
+                Ok(resumed) => return Some(resumed),
+                Err(LogUnavailable) => tokio::time::sleep(RESUME_PAUSE * (attempt + 1)).await,
+            }
+        }
+        tracing::warn!(agent = %self.agent.name, run = %link.run, "cannot read the log of an adopted task; it stays incomplete");
+        None
+    }
+
     fn follow_adopted(self: &Arc<Self>, task: AbandonedTask, admission: OwnedSemaphorePermit) {
         let dispatcher = Arc::clone(self);
         self.calls.spawn(async move {
             let follow = async {
                 let files = dispatcher.call_files(&task.outline.caller, FileMode::default());
-                let adoption =
-                    dispatcher.actions.adopt_task(task, admission, || dispatcher.agent.calls.follow());
-                CallFiles::scope_of(files, adoption).await;
+                CallFiles::scope_of(files, dispatcher.adopt_task(task, admission)).await;
                 Ok(())
             };
             // An error is a panic, which is logged.

@@ -46,18 +46,21 @@ use tracing::Instrument as _;
 use crate::action::actions::Actions;
 use crate::action::follow_up;
 use crate::action::progress::{ForwardError, Listener, NoProgress, Progress, ProgressEvent};
-use crate::action::request::{CallOptions, FollowUpAnswer, Invocation, task_id};
+use crate::action::request::{CallOptions, FollowUpAnswer, Invocation, ReplyMode, task_id};
 use crate::agent::Agent;
 use crate::agent::call_stats::{EndedCall, FollowedTask};
 use crate::caller::Caller;
+use crate::events::log::AgentLog;
+use crate::events::logged::Logged;
 use crate::files::{CallFiles, FileAccess, FileMode};
 use crate::offload;
 use crate::reply::error::{ActionError, Code};
 use crate::reply::outcome::{Outcome, ReplyStatus};
 use crate::reply::{self, Reply};
 use crate::state::idempotency::{FirstRequest, RepeatedRequest, Reservation};
-use crate::state::peers::InstanceId;
+use crate::state::peers::{InstanceId, Liveness};
 use crate::state::quota::ReservedRoom;
+use crate::state::run_link::RunLink;
 use crate::telemetry::spans::{self, CallInfo, CallSpan};
 use crate::telemetry::trace_context::TraceContext;
 use arrival::{Arrival, Arrivals};
@@ -76,6 +79,7 @@ pub(crate) struct Dispatcher {
     calls: TaskTracker,
     call_log: Arc<CallLog>,
     files: Option<FileAccess>,
+    log: Option<AgentLog>,
 }
 
 impl Dispatcher {
@@ -89,12 +93,22 @@ impl Dispatcher {
         let permits = Permits::new(&agent.name, agent.config.max_in_flight);
         let arrivals = Arrivals::new(Arc::clone(&agent.memory), permits.total());
         let call_log = CallLog::new(&agent.name, call_log);
-        Self { agent, actions, permits, arrivals, calls, call_log, files: None }
+        Self { agent, actions, permits, arrivals, calls, call_log, files: None, log: None }
     }
 
     /// Lets calls use a file store.
     pub(crate) fn with_files(self, files: FileAccess) -> Self {
         Self { files: Some(files), ..self }
+    }
+
+    /// Logs calls.
+    pub(crate) fn with_log(self, log: Option<AgentLog>) -> Self {
+        Self { log, ..self }
+    }
+
+    /// The event log of the agent's calls, if the configuration has one.
+    pub(crate) fn log(&self) -> Option<&AgentLog> {
+        self.log.as_ref()
     }
 
     /// What a call of this caller may do with files; `None` without a store.
@@ -273,6 +287,46 @@ impl Dispatcher {
         found
     }
 
+    /// Admits a caller that attaches to a logged call, until the arrival is dropped.
+    pub(crate) fn admit_attached(&self, arrival: &mut Arrival, caller: &Caller) -> Result<(), ActionError> {
+        let admitted = arrival.check().and_then(|()| self.permits.attach(caller));
+        match admitted {
+            Ok(permit) => {
+                arrival.keep_permit(permit);
+                Ok(())
+            }
+            Err(error) => {
+                self.count_refusal(&error, arrival);
+                Err(error)
+            }
+        }
+    }
+
+    /// Where the call of a task is logged, if it is.
+    pub(crate) async fn logged_task(
+        &self,
+        task_id: &str,
+        caller: &Caller,
+    ) -> Result<Option<RunLink>, ActionError> {
+        self.actions.logged_task(task_id, caller).await
+    }
+
+    /// The reply of a task that has ended, or waits for an answer.
+    pub(crate) async fn ended_task(&self, task_id: &str, caller: &Caller) -> Option<Reply> {
+        let options = CallOptions { caller: caller.clone(), ..CallOptions::default() };
+        let reply = self.guarded(self.actions.get_task(task_id, &options, &mut NoProgress)).await;
+        match reply {
+            Ok(outcome) if outcome.status == ReplyStatus::Working => None,
+            Err(error) if error.info.code == Code::StateUnavailable => None,
+            reply => Some(reply),
+        }
+    }
+
+    /// Whether a replica is gone.
+    pub(crate) async fn is_gone(&self, instance: InstanceId) -> bool {
+        self.actions.state.peers.liveness(instance).await == Liveness::Dead
+    }
+
     /// Waits until a task in state `auth-required` leaves that state.
     pub(crate) async fn wait_for_authentication(&self, task_id: &str, options: &CallOptions) -> Reply {
         let limit = self.agent.config.input_required_ttl.max(self.agent.config.task_timeout);
@@ -363,12 +417,19 @@ impl Dispatcher {
             Operation::Invoke { skill, input, .. } => {
                 let invocation = input.parse(agent, |body| Invocation::parse(body, &skill.template)).await?;
                 arrival.release_body();
-                self.actions.invoke(&skill, invocation, options, progress).await
+                let mut logged = Logged::new(progress, self.log.as_ref(), options);
+                let reply = self.guarded(self.actions.invoke(&skill, invocation, options, &mut logged)).await;
+                self.end_log(logged, &reply, options).await;
+                reply
             }
             Operation::Answer(input) => {
                 let input = input.parse(agent, FollowUpAnswer::parse).await?;
                 arrival.release_body();
-                Box::pin(follow_up::answer(&self.actions, input, options, progress)).await
+                let mut logged = Logged::new(progress, self.log.as_ref(), options);
+                let answer = Box::pin(follow_up::answer(&self.actions, input, options, &mut logged));
+                let reply = self.guarded(answer).await;
+                self.end_log(logged, &reply, options).await;
+                reply
             }
             Operation::CancelTask(input) => {
                 let task_id = input.parse(agent, task_id).await?;
@@ -378,6 +439,15 @@ impl Dispatcher {
                 let task_id = input.parse(agent, task_id).await?;
                 Box::pin(self.actions.get_task(&task_id, options, progress)).await
             }
+        }
+    }
+
+    /// Logs the end of a call, unless another replica continues it.
+    async fn end_log<P: Progress>(&self, logged: Logged<'_, P>, reply: &Reply, options: &CallOptions) {
+        let is_handed_over =
+            options.mode == ReplyMode::Submit && reply.is_err() && self.actions.hands_tasks_over();
+        if !is_handed_over && logged.is_active() {
+            Box::pin(logged.end(reply)).await;
         }
     }
 
@@ -501,6 +571,18 @@ impl<P: Progress> Progress for TrackedCall<'_, P> {
 
     fn wants_content(&self) -> bool {
         self.progress.wants_content()
+    }
+
+    fn logged(&mut self) {
+        self.progress.logged();
+    }
+
+    fn log_failed(&mut self) {
+        self.progress.log_failed();
+    }
+
+    fn logged_result(&mut self, body: Bytes) {
+        self.progress.logged_result(body);
     }
 
     fn keep_alive_interval(&self) -> Option<Duration> {

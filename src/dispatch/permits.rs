@@ -20,6 +20,9 @@ const MAX_REPEATS: usize = 1024;
 /// Maximum number of submitted tasks that the bridge follows concurrently.
 const MAX_SUBMITTED: usize = 10_000;
 
+/// Maximum number of callers that are attached to logged calls.
+const MAX_ATTACHED: usize = 1024;
+
 #[derive(Debug)]
 pub(super) struct Permits {
     agent: Arc<str>,
@@ -29,6 +32,7 @@ pub(super) struct Permits {
     cards: Arc<FairPermits>,
     repeats: Arc<FairPermits>,
     submitted: Arc<FairPermits>,
+    attached: Arc<FairPermits>,
 }
 
 /// Admits a request until it is dropped.
@@ -49,6 +53,7 @@ impl Permits {
             cards: FairPermits::new(MAX_CARDS),
             repeats: FairPermits::new(MAX_REPEATS),
             submitted: FairPermits::new(MAX_SUBMITTED),
+            attached: FairPermits::new(MAX_ATTACHED),
         }
     }
 
@@ -93,10 +98,14 @@ impl Permits {
         self.try_admit(&self.repeats, caller, "repeated requests in flight")
     }
 
+    pub(super) fn attach(&self, caller: &Caller) -> Result<Permit, ActionError> {
+        self.try_admit(&self.attached, caller, "attached callers")
+    }
+
     /// The number of requests that can have a permit at the same time. Call it before any permit is taken.
     pub(super) fn total(&self) -> usize {
-        let Self { agent: _, in_flight, lookups, cancels, cards, repeats, submitted } = self;
-        let all = [in_flight, lookups, cancels, cards, repeats, submitted];
+        let Self { agent: _, in_flight, lookups, cancels, cards, repeats, submitted, attached } = self;
+        let all = [in_flight, lookups, cancels, cards, repeats, submitted, attached];
         all.iter().map(|permits| permits.available()).sum()
     }
 

@@ -1,6 +1,6 @@
 //! What one call may do with files.
 
-use std::cell::OnceCell;
+use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
@@ -76,7 +76,7 @@ pub(crate) struct CallFiles {
 }
 
 tokio::task_local! {
-    static CURRENT: OnceCell<Arc<CallFiles>>;
+    static CURRENT: RefCell<Option<Arc<CallFiles>>>;
 }
 
 impl CallFiles {
@@ -86,7 +86,7 @@ impl CallFiles {
     /// Files concern the two ends of a call, the request and the body of an HTTP response. Passing them through all layers
     /// between would show them to code that has nothing to do with files.
     pub(crate) fn scope<T>(work: impl Future<Output = T>) -> impl Future<Output = T> {
-        CURRENT.scope(OnceCell::new(), work)
+        CURRENT.scope(RefCell::default(), work)
     }
 
     /// Like [`Self::scope`], for a call whose files are known.
@@ -94,19 +94,35 @@ impl CallFiles {
         files: Option<Arc<Self>>,
         work: impl Future<Output = T>,
     ) -> impl Future<Output = T> {
-        CURRENT.scope(files.map(OnceCell::from).unwrap_or_default(), work)
+        CURRENT.scope(RefCell::new(files), work)
     }
 
     /// Sets the files of the request that the current task runs, unless they are set already.
     pub(crate) fn begin(files: impl FnOnce() -> Arc<Self>) {
         let _ = CURRENT.try_with(|current| {
-            current.get_or_init(files);
+            current.borrow_mut().get_or_insert_with(files);
         });
     }
 
     /// The files of the call that the current task runs; `None` without a store.
     pub(crate) fn current() -> Option<Arc<Self>> {
-        CURRENT.try_with(|current| current.get().cloned()).ok().flatten()
+        CURRENT.try_with(|current| current.borrow().clone()).ok().flatten()
+    }
+
+    /// From now on all files of the call go by reference: what is logged never has their bytes.
+    pub(crate) fn use_references() {
+        let _ = CURRENT.try_with(|current| {
+            if let Some(files) = &mut *current.borrow_mut() {
+                let Self { store, rules, caller, max_inline, .. } = &**files;
+                *files = Arc::new(Self {
+                    store: Arc::clone(store),
+                    rules: Arc::clone(rules),
+                    caller: caller.clone(),
+                    mode: FileMode::Reference,
+                    max_inline: *max_inline,
+                });
+            }
+        });
     }
 
     /// Whether large files in responses go to the store.

@@ -7,6 +7,7 @@ use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType::{Counter, Gauge, Histogram};
 
 use crate::bus::object_store::FileFigures;
+use crate::events::log::EventLog;
 use crate::state::StateStore;
 use crate::state::stats::{LATENCY_BUCKETS, Operation, StoreStats};
 
@@ -57,6 +58,16 @@ pub(super) fn encode_files(encoder: &mut DescriptorEncoder<'_>, files: FileFigur
         encoder.encode_descriptor(name, help, None, Gauge)?.encode_gauge(&value)?;
     }
     Ok(())
+}
+
+/// The metrics of the event log.
+pub(super) fn encode_log(encoder: &mut DescriptorEncoder<'_>, log: &EventLog) -> fmt::Result {
+    let (name, help) = ("a2a_bridge_event_log_available", "Whether the event log can be written.");
+    let mut gauge = encoder.encode_descriptor(name, help, None, Gauge)?;
+    gauge.encode_gauge(&u64::from(log.store.is_available()))?;
+    let (name, help) = ("a2a_bridge_event_log_failures", "Calls whose event log is incomplete.");
+    let mut counter = encoder.encode_descriptor(name, help, None, Counter)?;
+    counter.encode_counter::<NoLabelSet, _, u64>(&log.failed(), None)
 }
 
 fn encode_latency(encoder: &mut DescriptorEncoder<'_>, stats: &StoreStats) -> fmt::Result {

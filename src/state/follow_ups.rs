@@ -23,6 +23,7 @@ use uuid::Uuid;
 use super::clock::wall_time;
 use super::peers::{ClaimStatus, Holder, InstanceId, Liveness, Peers};
 use super::records::{Assumption, Change, Record, TypedRecords};
+use super::run_link::RunLink;
 use super::tasks::TaskOutline;
 use super::{Durability, Lifetime, RecordKey, RecordKind, StateStore, StoreUnavailable};
 use crate::caller::Caller;
@@ -64,6 +65,9 @@ pub(crate) struct OpenQuestion {
     /// Whether only a process of the replica that asked knows the task, because that replica launched the agent.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_local: bool,
+    /// Where the call that asked is logged.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub run: Option<RunLink>,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]

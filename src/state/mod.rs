@@ -28,6 +28,7 @@ pub(crate) mod quota;
 mod record_tables;
 mod records;
 pub(crate) mod replicated;
+pub(crate) mod run_link;
 pub(crate) mod sessions;
 pub(crate) mod stats;
 mod table;

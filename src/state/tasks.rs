@@ -42,6 +42,7 @@ use super::clock::{Instant, wall_time};
 use super::peers::{InstanceId, Peers};
 use super::quota::{QuotaKind, Quotas};
 use super::records::{Record, TypedRecords};
+use super::run_link::RunLink;
 use super::table::{self, BoundedTable, Entry, Full, Removed};
 use super::task_ends::{TaskEndSubscription, TaskEnds};
 use super::{Lifetime, RecordKey, RecordKind, StateStore, StoreUnavailable, quota};
@@ -95,6 +96,9 @@ pub(crate) struct TaskRecord<R = Reply> {
     /// How long a call follows the task, or the caller can answer. Until then the record must not be evicted.
     #[serde(default)]
     pub open_for: Duration,
+    /// Where the call is logged.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub run: Option<RunLink>,
 }
 
 /// A task without the content of its reply.
@@ -113,6 +117,11 @@ impl<T, E> TaskRecord<Result<T, E>> {
 
     /// Whether requests at other replicas may need it.
     fn is_shared(&self) -> bool {
+        self.is_awaited() || self.run.is_some()
+    }
+
+    /// Whether the store must have the record before the caller gets its reply.
+    fn is_awaited(&self) -> bool {
         self.is_submitted || self.follow_up.is_some()
     }
 
@@ -144,7 +153,7 @@ impl<T, E> TaskRecord<Result<T, E>> {
 
     fn with_reply<R>(self, reply: R) -> TaskRecord<R> {
         let Self { state, reply: _, follow_up, is_submitted, revision, caller, owner, is_local, .. } = self;
-        let Self { seen_at, may_run_for, ttl, open_for, .. } = self;
+        let Self { seen_at, may_run_for, ttl, open_for, run, .. } = self;
         TaskRecord {
             state,
             reply,
@@ -158,6 +167,7 @@ impl<T, E> TaskRecord<Result<T, E>> {
             may_run_for,
             ttl,
             open_for,
+            run,
         }
     }
 
@@ -176,10 +186,10 @@ impl<T, E> TaskRecord<Result<T, E>> {
 
 impl<T, E> TaskRecord<Result<T, E>> {
     /// Whether another replica takes care of the task when its owner is gone: it runs or waits, or it has ended so
-    /// recently that the owner may not have published it.
+    /// recently that the owner may not have published or logged it.
     fn is_adoptable(&self) -> bool {
         let has_just_ended = || wall_time().duration_since(self.seen_at).is_ok_and(|age| age < RECENT_END);
-        self.is_open() || (self.is_submitted && has_just_ended())
+        self.is_open() || ((self.is_submitted || self.run.is_some()) && has_just_ended())
     }
 }
 
@@ -209,6 +219,7 @@ impl TaskRecord {
             may_run_for: self.may_run_for,
             ttl: self.ttl,
             open_for: self.open_for,
+            run: self.run.clone(),
         }
     }
 
@@ -251,7 +262,8 @@ impl TaskRecord {
             TaskState::Unknown(name) => name.capacity(),
             _ => 0,
         };
-        size_of::<Self>() + 2 * ALLOCATION_OVERHEAD + state + follow_up
+        let run = self.run.as_ref().map_or(0, RunLink::allocated);
+        size_of::<Self>() + 2 * ALLOCATION_OVERHEAD + state + follow_up + run
     }
 }
 
@@ -363,11 +375,13 @@ impl LocalTask {
             Self::Record(record) => record.allocated() + of_reply,
             Self::Unconfirmed(task) => task.record.allocated() + of_reply,
             Self::InStore(written) => {
-                let follow_up =
-                    |task: &Arc<TaskOutline>| task.follow_up.as_ref().map_or(0, FollowUp::allocated);
+                let details = |task: &Arc<TaskOutline>| {
+                    let follow_up = task.follow_up.as_ref().map_or(0, FollowUp::allocated);
+                    follow_up + task.run.as_ref().map_or(0, RunLink::allocated)
+                };
                 written
                     .as_ref()
-                    .map_or(0, |task| size_of::<TaskOutline>() + ALLOCATION_OVERHEAD + follow_up(task))
+                    .map_or(0, |task| size_of::<TaskOutline>() + ALLOCATION_OVERHEAD + details(task))
             }
         }
     }
@@ -388,6 +402,7 @@ impl LocalTask {
                 may_run_for: Duration::ZERO,
                 ttl,
                 open_for: Duration::ZERO,
+                run: None,
             })),
             Self::Record(record) => Some(record),
             Self::Unconfirmed(task) => Some(Arc::new(task.record.clone())),

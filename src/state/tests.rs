@@ -319,6 +319,7 @@ pub(crate) fn question() -> OpenQuestion {
         fingerprint: "q".into(),
         caller: Caller::default(),
         is_local: false,
+        run: None,
     }
 }
 
@@ -434,5 +435,6 @@ pub(crate) fn submitted(state: TaskState) -> TaskRecord {
         may_run_for: HOUR,
         ttl: HOUR,
         open_for: HOUR,
+        run: None,
     }
 }

@@ -21,6 +21,7 @@ mod config_commands;
 #[cfg(target_os = "linux")]
 mod diagnostics;
 mod discovery;
+mod events;
 mod files;
 mod follow_ups;
 mod gateway;

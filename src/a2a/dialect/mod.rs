@@ -69,6 +69,9 @@ pub struct OutgoingMessage<'a> {
     pub skill_id: Option<&'a str>,
     /// Who calls, if the agent is to know.
     pub caller: Option<&'a str>,
+    /// Names the run in the event log, and its session, if the call is logged.
+    pub run_id: Option<Uuid>,
+    pub session_id: Option<&'a str>,
     /// The media types that the caller accepts.
     pub output_modes: &'a [String],
     /// Whether the agent responds only when the task has settled, not as soon as the task exists. Streams ignore it.
@@ -303,6 +306,8 @@ mod tests {
             parts: &[],
             skill_id: None,
             caller: None,
+            run_id: None,
+            session_id: None,
             output_modes: &[],
             blocking: true,
             retries: &Retries::new(&"agent".into()),

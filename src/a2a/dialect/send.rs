@@ -71,6 +71,10 @@ struct SentMetadata<'a> {
     skill_id: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     caller: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    run_id: Option<Uuid>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    session_id: Option<&'a str>,
     #[serde(skip_serializing_if = "<[String]>::is_empty")]
     reference_task_ids: &'a [String],
 }
@@ -78,9 +82,10 @@ struct SentMetadata<'a> {
 impl<'a> SentMetadata<'a> {
     /// `reference_task_ids` are for dialects whose messages have no field for them.
     fn new(message: &OutgoingMessage<'a>, reference_task_ids: &'a [String]) -> Option<Self> {
-        let OutgoingMessage { skill_id, caller, .. } = *message;
-        let is_empty = skill_id.is_none() && caller.is_none() && reference_task_ids.is_empty();
-        (!is_empty).then_some(Self { skill_id, caller, reference_task_ids })
+        let OutgoingMessage { skill_id, caller, run_id, session_id, .. } = *message;
+        let is_empty =
+            skill_id.is_none() && caller.is_none() && run_id.is_none() && reference_task_ids.is_empty();
+        (!is_empty).then_some(Self { skill_id, caller, run_id, session_id, reference_task_ids })
     }
 }
 
@@ -332,6 +337,8 @@ mod tests {
             parts: &[],
             skill_id: None,
             caller: Some("T1/alice"),
+            run_id: None,
+            session_id: None,
             output_modes: &[],
             blocking: true,
             retries: &Retries::new(&"agent".into()),
@@ -375,6 +382,8 @@ mod tests {
             parts: &parts,
             skill_id: None,
             caller: None,
+            run_id: None,
+            session_id: None,
             output_modes: &[],
             blocking: true,
             retries: &Retries::new(&"agent".into()),

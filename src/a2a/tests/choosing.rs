@@ -30,6 +30,8 @@ async fn send_recording(client: &Client, retries: &Retries) -> Result<SendResult
         parts: &parts,
         skill_id: None,
         caller: None,
+        run_id: None,
+        session_id: None,
         output_modes: &[],
         retries,
     };

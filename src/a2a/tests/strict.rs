@@ -74,6 +74,8 @@ fn requests_are_exactly_v1() {
         parts: &parts,
         skill_id: Some("echo"),
         caller: Some("T1/alice"),
+        run_id: None,
+        session_id: None,
         output_modes: &modes,
         retries: &Retries::new(&"agent".into()),
     };
@@ -83,6 +85,8 @@ fn requests_are_exactly_v1() {
         reference_task_ids: &[],
         skill_id: None,
         caller: None,
+        run_id: None,
+        session_id: None,
         output_modes: &[],
         ..full
     };

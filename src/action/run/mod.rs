@@ -45,6 +45,7 @@ use crate::reply::Reply;
 use crate::reply::error::{ActionError, Code};
 use crate::reply::outcome::{Outcome, ReplyStatus, TaskRef};
 use crate::state::follow_ups::{ClaimSender, UnsettledQuestion};
+use crate::state::run_link::LiveRunLink;
 use crate::state::task_ends::TaskEndSubscription;
 use crate::telemetry::trace_context::TraceContext;
 use crate::text::error_chain;
@@ -84,6 +85,8 @@ pub(super) struct RunInput<'a> {
     /// For an answer: records that it is about to be sent.
     pub(super) claim: Option<ClaimSender>,
     pub(super) reply_memory: &'a ReplyMemory,
+    /// Where the call is logged, if it is.
+    pub(super) link: Option<Arc<LiveRunLink>>,
 }
 
 #[derive(Debug)]
@@ -297,9 +300,11 @@ impl<'a, P: Progress> CallRun<'a, P> {
         self.conclude().await
     }
 
-    /// Follows a task that a replica which is gone has begun: subscribes to it, or polls it.
-    pub(super) async fn follow_adopted(&mut self, task: Task) -> Reply {
+    /// Follows a task that a replica which is gone has begun: subscribes to it, or polls it. `reported` is what the caller
+    /// has seen of it.
+    pub(super) async fn follow_adopted(&mut self, task: Task, reported: Vec<Event>) -> Reply {
         let task_id = task.id.clone();
+        self.builder.restore(&task_id, reported);
         self.waiter.has_task_id = true;
         self.is_accepted = true;
         self.apply(Event::Task(task)).await?;

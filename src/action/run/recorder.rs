@@ -17,6 +17,7 @@ use crate::reply::Reply;
 use crate::reply::error::{ActionError, Code};
 use crate::reply::outcome::{FollowUp, Outcome, ReplyStatus, TaskRef};
 use crate::state::follow_ups::{ClaimSender, FollowUpState, NewFollowUp, OpenQuestion};
+use crate::state::run_link::RunLink;
 use crate::state::tasks::{Observer, RecordResult, Takeover, TaskRecord};
 use crate::telemetry::spans;
 use crate::text::hex;
@@ -73,6 +74,11 @@ impl<'a> TaskRecorder<'a> {
             Purpose::Answer { .. } => self.answered().map_or(Takeover::None, Takeover::Answer),
             Purpose::Adopted { .. } | Purpose::ReadOrCancel => Takeover::None,
         }
+    }
+
+    /// Where the call is logged.
+    fn run_link(&self) -> Option<RunLink> {
+        self.input.link.as_ref().map(|link| link.now())
     }
 
     /// The follow-up id that the call answers.
@@ -169,6 +175,7 @@ impl<'a> TaskRecorder<'a> {
             may_run_for: self.may_run_for(&task.state),
             ttl: self.actions.config.task_ttl,
             open_for: self.open_for(&task.state),
+            run: self.run_link(),
         };
         tracing::Span::current().record("task", task.id.as_str());
         spans::set_task(&task.id, outcome.task.context_id.as_deref());
@@ -282,6 +289,7 @@ impl<'a> TaskRecorder<'a> {
             fingerprint,
             caller: self.input.caller.clone(),
             is_local: self.actions.is_launched(),
+            run: self.run_link(),
         };
         let new = state.follow_ups.prepare(question, self.actions.config.input_required_ttl);
         Ok((new.follow_up.clone(), Some(new)))

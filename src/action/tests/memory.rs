@@ -308,6 +308,7 @@ async fn a_task_for_whose_record_there_is_no_room_is_canceled() {
             may_run_for: HOUR,
             ttl: HOUR,
             open_for: HOUR,
+            run: None,
         };
         let observer =
             Observer { began: SystemTime::UNIX_EPOCH, is_lookup: false, takeover: Takeover::New, run: 0 };

@@ -14,8 +14,9 @@ use super::{actions_in, reply, task};
 use crate::a2a::model::{Part, TaskState};
 use crate::a2a::tests::fake::{FakeAgent, error, ok};
 use crate::action::actions::{Actions, CallableSkill};
-use crate::action::adoption::AbandonedTask;
+use crate::action::adoption::{AbandonedTask, AdoptedLog};
 use crate::action::follow_up;
+use crate::action::progress::NoProgress;
 use crate::action::progress::{ForwardError, Progress, ProgressEvent};
 use crate::action::request::{CallOptions, FollowUpAnswer, Invocation, Meta};
 use crate::caller::Caller;
@@ -258,6 +259,7 @@ async fn a_question_of_a_launched_agent_is_lost_only_when_its_replica_no_longer_
         fingerprint: "q".into(),
         caller: Caller::default(),
         is_local: true,
+        run: None,
     };
     let id = other.follow_ups.issue(&agent, question, Duration::from_secs(60)).await.unwrap().id.to_string();
     peers.set(|known| known.liveness = Liveness::Dead);
@@ -327,7 +329,10 @@ async fn an_adopted_task_that_asks_keeps_its_follow_up_id_without_a_search_for_e
     let questions = actions.state.follow_ups.unsettled(&agent).try_collect().await.unwrap();
     let scans = store.scans.load(Relaxed);
     let admission = Arc::new(Semaphore::new(1)).acquire_owned().await.unwrap();
-    actions.adopt_task(AbandonedTask { id: "t".to_owned(), outline, questions }, admission, || ()).await;
+    let task = AbandonedTask { id: "t".to_owned(), outline, questions };
+    let record = actions.adopt_task(&task, admission).await.unwrap();
+    let log = AdoptedLog { progress: &mut NoProgress, link: None, reported: Vec::new() };
+    actions.follow_adopted_task(task, record, log, || ()).await;
     let adopted = actions.state.tasks.find_current(&agent, "t").await.unwrap().unwrap();
     assert_eq!(adopted.state, TaskState::InputRequired);
     assert_eq!(adopted.follow_up.map(|follow_up| follow_up.id), Some(issued.id));

@@ -9,6 +9,7 @@ use futures_util::future::join_all;
 
 use super::api::{Api, ApiError};
 use super::bucket::Bucket;
+use crate::bus::event_log;
 use crate::bus::object_store::ObjectStore;
 use crate::json;
 use crate::state::RecordKind;
@@ -25,6 +26,8 @@ pub(crate) struct Permissions {
     pub other_buckets: Vec<String>,
     /// To share state.
     pub state: Vec<String>,
+    /// To log events.
+    pub events: Vec<String>,
 }
 
 /// What a bridge with this subject prefix has to be allowed to publish to.
@@ -51,7 +54,15 @@ pub(crate) fn permissions(subject_prefix: &str, allowed_buckets: &[String]) -> P
             format!("$KV.{name}.>"),
         ]);
     }
-    Permissions { files, other_buckets, state }
+    let (log, runs) = (event_log::stream_name(subject_prefix), event_log::runs_bucket(subject_prefix));
+    let operations =
+        ["STREAM.INFO", "STREAM.CREATE", "STREAM.MSG.GET", "STREAM.MSG.DELETE", "STREAM.PURGE", "DIRECT.GET"];
+    let of_log = operations.map(|operation| format!("$JS.API.{operation}.{log}"));
+    let of_runs = ["STREAM.INFO", "STREAM.CREATE", "STREAM.MSG.GET"];
+    let of_runs = of_runs.map(|operation| format!("$JS.API.{operation}.KV_{runs}"));
+    let published = [format!("{subject_prefix}.event.>"), format!("$KV.{runs}.>")];
+    let events = published.into_iter().chain(of_log).chain(of_runs).collect();
+    Permissions { files, other_buckets, state, events }
 }
 
 /// Those of the [`permissions`] that the NATS user of the bridge lacks.
@@ -60,10 +71,14 @@ pub(crate) async fn missing_permissions(
     subject_prefix: &str,
     allowed_buckets: &[String],
 ) -> Permissions {
-    let Permissions { files, other_buckets, state } = permissions(subject_prefix, allowed_buckets);
-    let (files, other_buckets, state) =
-        tokio::join!(missing(api, files), missing(api, other_buckets), missing(api, state));
-    Permissions { files, other_buckets, state }
+    let Permissions { files, other_buckets, state, events } = permissions(subject_prefix, allowed_buckets);
+    let (files, other_buckets, state, events) = tokio::join!(
+        missing(api, files),
+        missing(api, other_buckets),
+        missing(api, state),
+        missing(api, events)
+    );
+    Permissions { files, other_buckets, state, events }
 }
 
 async fn missing(api: &Api, permissions: Vec<String>) -> Vec<String> {
@@ -79,10 +94,14 @@ async fn missing(api: &Api, permissions: Vec<String>) -> Vec<String> {
 }
 
 fn probe_body(permission: &str) -> Bytes {
-    match permission.strip_prefix("$JS.API.STREAM.PURGE.OBJ_") {
-        Some(bucket) => json::to_bytes(&serde_json::json!({ "filter": format!("$O.{bucket}.C.check") })),
-        None => Bytes::from_static(REFUSED.as_bytes()),
-    }
+    let filter = match permission.strip_prefix("$JS.API.STREAM.PURGE.") {
+        Some(stream) => match stream.strip_prefix("OBJ_") {
+            Some(bucket) => format!("$O.{bucket}.C.check"),
+            None => format!("{stream}.check"),
+        },
+        None => return Bytes::from_static(REFUSED.as_bytes()),
+    };
+    json::to_bytes(&serde_json::json!({ "filter": filter }))
 }
 
 #[cfg(test)]
@@ -91,10 +110,12 @@ mod tests {
 
     #[test]
     fn the_probe_of_a_purge_removes_nothing() {
-        let Permissions { files, other_buckets, state } = permissions("a2a", &["shared".to_owned()]);
+        let Permissions { files, other_buckets, state, events } = permissions("a2a", &["shared".to_owned()]);
         let is_purge = |permission: &&String| permission.contains("PURGE");
-        let purges: Vec<_> = files.iter().chain(&other_buckets).chain(&state).filter(is_purge).collect();
-        assert_eq!(purges, ["$JS.API.STREAM.PURGE.OBJ_a2a_files"]);
+        let purges = files.iter().chain(&other_buckets).chain(&state).chain(&events).filter(is_purge);
+        let purges: Vec<_> = purges.collect();
+        assert_eq!(purges, ["$JS.API.STREAM.PURGE.OBJ_a2a_files", "$JS.API.STREAM.PURGE.a2a_events"]);
         assert_eq!(probe_body(purges[0]), r#"{"filter":"$O.a2a_files.C.check"}"#);
+        assert_eq!(probe_body(purges[1]), r#"{"filter":"a2a_events.check"}"#);
     }
 }

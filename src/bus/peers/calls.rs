@@ -354,6 +354,10 @@ impl Progress for PeerResponder<'_> {
         Progress::flush(&mut self.writer).await;
     }
 
+    fn logged(&mut self) {
+        self.writer.logged();
+    }
+
     fn wants_content(&self) -> bool {
         self.reports == Reports::All
     }

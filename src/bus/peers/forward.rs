@@ -30,11 +30,12 @@ use super::NatsPeers;
 use crate::action::actions::CallShutdown;
 use crate::action::progress::{ForwardError, Listener, Progress as _};
 use crate::action::request::{CallOptions, ReplyMode};
-use crate::bus::frames::{FrameSelection, FrameWriter, SEQUENCE};
+use crate::bus::frames::{FrameWriter, SEQUENCE};
 use crate::bus::headers::Headers;
 use crate::bus::outbox::Outbox;
 use crate::bus::subject::Token;
 use crate::caller::Caller;
+use crate::events::selection::FrameSelection;
 use crate::files::FileMode;
 use crate::memory::{MemoryAccount, MemoryCharge, OutOfMemory};
 use crate::offload;
@@ -271,6 +272,9 @@ impl ForwardableRequest {
         }
         if self.cancel_on_disconnect {
             headers.insert("A2A-On-Disconnect", "cancel");
+        }
+        if self.options.is_logged {
+            headers.insert("A2A-Log", "on");
         }
         if self.wants_ack {
             headers.insert("A2A-Ack", "yes");

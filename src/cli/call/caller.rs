@@ -30,6 +30,8 @@ pub(in crate::cli) enum CallMode {
     Final,
     Stream,
     Submit,
+    /// Frames of a call that runs without this caller.
+    Attached,
 }
 
 /// The options that all requests of one command share.
@@ -51,6 +53,7 @@ impl Caller<'_> {
             CallMode::Final => headers.insert("A2A-Ack", "yes"),
             CallMode::Stream => headers.insert("A2A-Reply", "stream"),
             CallMode::Submit => headers.insert("A2A-Reply", "submit"),
+            CallMode::Attached => {}
         }
         let mut deadline = None;
         if let Some(timeout) = &self.timeout {
@@ -72,12 +75,13 @@ impl Caller<'_> {
         let began = Instant::now();
         let bridge = BridgeWatch::new(self.mesh, &self.agent);
         let mut bridge_gone = pin!(bridge.gone());
-        let mut incoming = IncomingReply::new(is_stream, self.printer.json);
+        let shows_frames = is_stream || self.mode == CallMode::Attached;
+        let mut incoming = IncomingReply::new(shows_frames, self.printer.json);
         let mut cancellation: Option<Cancellation> = None;
-        let mut spinner = Spinner::new(if is_stream {
-            "waiting for the agent (Ctrl-C cancels the task)"
-        } else {
-            "waiting for the agent (Ctrl-C stops waiting)"
+        let mut spinner = Spinner::new(match self.mode {
+            CallMode::Stream => "waiting for the agent (Ctrl-C cancels the task)",
+            CallMode::Attached => "waiting for the agent (Ctrl-C detaches)",
+            CallMode::Final | CallMode::Submit => "waiting for the agent (Ctrl-C stops waiting)",
         });
         loop {
             if let (Some(cancellation), Some(task)) = (&mut cancellation, incoming.task_id()) {
@@ -123,7 +127,7 @@ impl Caller<'_> {
                         return Ok(CallResult { timing: Some(Timing { first_text, total: began.elapsed() }), ..result });
                     }
                     // A stream shows what the agent says on lines of their own.
-                    if let (false, Some(status)) = (is_stream, incoming.display.status()) {
+                    if let (false, Some(status)) = (shows_frames, incoming.display.status()) {
                         spinner.set_status(status);
                     }
                 }
@@ -152,7 +156,9 @@ impl Caller<'_> {
                 let [get, cancel] = ["get", "cancel"].map(|verb| self.printer.task_command(verb, task));
                 format!("`{get}` shows its state, and `{cancel}` cancels it")
             }
-            None if self.mode == CallMode::Stream => "the agent has not named its task yet".to_owned(),
+            None if matches!(self.mode, CallMode::Stream | CallMode::Attached) => {
+                "the agent has not named its task yet".to_owned()
+            }
             None => "with `--stream`, Ctrl-C cancels the task".to_owned(),
         };
         CliError::msg(INTERRUPTED, what).hint(hint)

@@ -480,6 +480,10 @@ impl Tasks {
             let record = task.record.clone();
             let mut record = TaskRecord { reply: for_storage(record.reply), owner: own, ..record };
             record.is_submitted |= previous.as_ref().is_some_and(|previous| previous.is_submitted);
+            // A lookup does not know where the call is logged. A new task with the same id is logged elsewhere.
+            if record.run.is_none() && observer.takeover != Takeover::New {
+                record.run = previous.as_ref().and_then(|previous| previous.run.clone());
+            }
             let update = next_revision(&mut record, previous.as_ref());
             let previous = previous.map(Box::new);
             let is_shared = record.is_shared();
@@ -493,7 +497,7 @@ impl Tasks {
             // does not wait either: the question is in the store, and an answer asks this replica for the task until the
             // record is there, too.
             let is_first_question = is_new_record && !stored.task.is_submitted && self.store.is_available();
-            Ok(match is_shared && !is_first_question {
+            Ok(match stored.task.is_awaited() && !is_first_question {
                 true => Change::Write(stored, lifetime, result),
                 false => Change::WriteBehind(stored, lifetime, result),
             })

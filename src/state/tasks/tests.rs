@@ -26,6 +26,7 @@ fn task(state: TaskState, message: &str) -> TaskRecord {
         may_run_for: Duration::ZERO,
         ttl: HOUR,
         open_for: Duration::ZERO,
+        run: None,
     }
 }
 

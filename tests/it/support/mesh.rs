@@ -41,6 +41,13 @@ impl Mesh {
         Self::start_on(client, &url, agents, replicas).await.keeping(nats)
     }
 
+    /// The same, with more settings.
+    pub async fn start_with(agents: Vec<AgentSettings>, replicas: usize, more: Value) -> Self {
+        let nats = NatsServer::with_jetstream().await;
+        let (client, url) = (nats.connect().await, nats.url());
+        Self::start_configured(client, &url, "auto", agents, replicas, more).await.keeping(nats)
+    }
+
     /// Keeps a server as long as the mesh.
     fn keeping(mut self, nats: NatsServer) -> Self {
         self._nats.push(nats);
@@ -60,15 +67,27 @@ impl Mesh {
         agents: Vec<AgentSettings>,
         replicas: usize,
     ) -> Self {
+        Self::start_configured(client, url, mode, agents, replicas, json!({})).await
+    }
+
+    async fn start_configured(
+        client: Client,
+        url: &str,
+        mode: &str,
+        agents: Vec<AgentSettings>,
+        replicas: usize,
+        mut more: Value,
+    ) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let prefix = format!("mesh-{}", fastrand::u32(..));
         let agents: Vec<Value> = agents.into_iter().map(AgentSettings::into_value).collect();
         let names = agents.iter().map(|agent| agent["name"].as_str().unwrap().to_owned()).collect();
-        let settings = json!({
+        let mut settings = json!({
             "nats": {"url": url, "subject_prefix": prefix, "jetstream": {"mode": mode}},
             "agents": agents,
             "shutdown_grace": "2s",
         });
+        settings.as_object_mut().unwrap().append(more.as_object_mut().unwrap());
         std::fs::write(dir.path().join("bridge.yaml"), settings.to_string()).unwrap();
         let mut mesh = Self {
             client,

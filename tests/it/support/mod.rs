@@ -8,6 +8,7 @@ pub mod caller;
 pub mod collector;
 pub mod commands;
 pub mod demo_agent;
+pub mod event_log;
 pub mod eventually;
 pub mod files;
 pub mod frames;

@@ -190,6 +190,7 @@ impl Replica {
             may_run_for,
             ttl: HOUR,
             open_for: may_run_for,
+            run: None,
         };
         let is_lookup = run.purpose == Purpose::Lookup;
         let observer = Observer { began: run.began, is_lookup, takeover: run.takeover(), run: run.number };

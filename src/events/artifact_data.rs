@@ -3,14 +3,15 @@
 use std::borrow::Cow;
 
 use bytes::Bytes;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-use super::PART_OVERHEAD;
 use crate::a2a::dialect::V1Part;
 use crate::a2a::model::{ArtifactExtras, ArtifactUpdate, Part, PartExtras};
-use crate::bus::inbox::{split_text, typed_body};
-use crate::json;
+use crate::json::{self, split_text, typed_body};
+
+/// Bytes of a part in addition to its text.
+pub(crate) const PART_OVERHEAD: usize = 16;
 
 /// Maximum bytes of one of the artifact's extras in addition to its value.
 const EXTRAS_OVERHEAD: usize = r#","update_metadata":"#.len();
@@ -230,6 +231,23 @@ impl<'a> ArtifactEncoder<'a> {
         }
         let parts: Vec<_> = parts.into_iter().map(|piece| piece.smallest(self.room)).collect();
         self.body(None, &parts, append, last_chunk, note.or(is_labelled.then_some(TOO_LARGE)))
+    }
+
+    /// The data of the bodies: the whole update if it fits, otherwise in pieces that append to each other.
+    pub(crate) fn data(&self) -> Vec<Box<RawValue>> {
+        #[derive(Deserialize)]
+        struct Body<'a> {
+            #[serde(borrow)]
+            data: &'a RawValue,
+        }
+        let whole = Some(self.size()).filter(|size| *size <= self.room).map(|_| self.whole());
+        let bodies = match whole.filter(|whole| whole.len() <= self.room) {
+            Some(whole) => vec![whole],
+            None => self.groups().into_iter().map(|group| self.encode(group)).collect(),
+        };
+        let data =
+            |body: &Bytes| serde_json::from_slice(body).ok().map(|body: Body<'_>| body.data.to_owned());
+        bodies.iter().filter_map(data).collect()
     }
 
     fn body(

@@ -1,21 +1,25 @@
-//! Coalesces text into fewer frames while the connection is behind.
+//! Coalesces text into fewer frames: while the connection is behind, and before events are logged.
 
-use super::PART_OVERHEAD;
+use super::artifact_data::PART_OVERHEAD;
 use crate::a2a::model::ArtifactUpdate;
 use crate::action::progress::ProgressEvent;
-use crate::bus::inbox::MAX_COALESCED;
+
+/// Approximate limit of text that is coalesced into one message.
+pub(crate) const MAX_COALESCED: usize = 16 << 10;
 
 /// Pieces of one artifact, and the response's text in them, which goes out after them.
 #[derive(Debug, Default)]
-pub(super) struct Coalescer {
+pub(crate) struct Coalescer {
     update: Option<ArtifactUpdate>,
+    /// Whether the artifact belongs to the response.
+    is_response: bool,
     text: String,
     size: usize,
 }
 
 impl Coalescer {
     /// Adds a frame whose text continues what is held; returns any other frame.
-    pub(super) fn add(&mut self, frame: ProgressEvent) -> Option<ProgressEvent> {
+    pub(crate) fn add(&mut self, frame: ProgressEvent) -> Option<ProgressEvent> {
         match frame {
             frame if self.size >= MAX_COALESCED => Some(frame),
             ProgressEvent::Response(text) if text.len() <= MAX_COALESCED => {
@@ -24,13 +28,14 @@ impl Coalescer {
                 None
             }
             ProgressEvent::Artifact { update, is_response } => {
-                self.add_update(update).map(|update| ProgressEvent::Artifact { update, is_response })
+                let rest = self.add_update(update, is_response);
+                rest.map(|update| ProgressEvent::Artifact { update, is_response })
             }
             other => Some(other),
         }
     }
 
-    fn add_update(&mut self, update: ArtifactUpdate) -> Option<ArtifactUpdate> {
+    fn add_update(&mut self, update: ArtifactUpdate, is_response: bool) -> Option<ArtifactUpdate> {
         let parts = &update.artifact.parts;
         let sizes = parts.iter().map(|part| part.as_text().map(|text| PART_OVERHEAD + text.len()));
         let size = sizes.sum::<Option<usize>>().filter(|size| *size <= MAX_COALESCED);
@@ -39,8 +44,8 @@ impl Coalescer {
         };
         match &mut self.update {
             // An artifact goes out before its own text, but not before text that came earlier.
-            None if self.text.is_empty() => self.update = Some(update),
-            Some(held) if continues(held, &update) => {
+            None if self.text.is_empty() => (self.update, self.is_response) = (Some(update), is_response),
+            Some(held) if self.is_response == is_response && continues(held, &update) => {
                 // The parts stay separate, as the agent sent them.
                 held.artifact.parts.extend(update.artifact.parts);
                 held.last_chunk = update.last_chunk;
@@ -51,15 +56,19 @@ impl Coalescer {
         None
     }
 
-    pub(super) fn is_empty(&self) -> bool {
+    /// Approximate bytes of what is held.
+    pub(crate) fn size(&self) -> usize {
+        self.size
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
         self.update.is_none() && self.text.is_empty()
     }
 
     /// Everything that is held, in the order in which it goes out.
-    pub(super) fn take(&mut self) -> impl Iterator<Item = ProgressEvent> + use<> {
-        let Self { update, text, .. } = std::mem::take(self);
-        // The caller's selection of frames has been applied already, so `is_response` no longer matters.
-        let update = update.map(|update| ProgressEvent::Artifact { update, is_response: false });
+    pub(crate) fn take(&mut self) -> impl Iterator<Item = ProgressEvent> + use<> {
+        let Self { update, is_response, text, .. } = std::mem::take(self);
+        let update = update.map(|update| ProgressEvent::Artifact { update, is_response });
         let text = Some(text).filter(|text| !text.is_empty());
         update.into_iter().chain(text.map(ProgressEvent::Response))
     }
