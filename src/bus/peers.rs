@@ -27,6 +27,7 @@ mod calls;
 mod forward;
 mod liveness;
 mod messages;
+mod session_calls;
 mod table;
 #[cfg(test)]
 mod tests;
@@ -53,6 +54,7 @@ pub(crate) use self::answers::PeerService;
 pub(crate) use self::calls::{ForwardedCalls, Link};
 pub(super) use self::forward::PEER;
 pub(crate) use self::forward::{ForwardableRequest, Forwarder};
+pub(crate) use self::session_calls::SessionCalls;
 use self::liveness::SharedPings;
 use self::messages::{Announcement, ClaimAnswer, ClaimQuery, FindAnswer, FindQuery, RecordChanged};
 use self::table::{PeerTable, Serving, Verdict};

@@ -249,6 +249,7 @@ fn bridge_error(error: BridgeError) -> CliError {
         | BridgeError::Publish { .. }
         | BridgeError::Control { .. }
         | BridgeError::Files { .. }
+        | BridgeError::Sessions { .. }
         | BridgeError::Stopping
         | BridgeError::Metrics { .. } => CliError::new(FAILED, error),
     }
