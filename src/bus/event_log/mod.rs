@@ -290,9 +290,13 @@ impl EventStore for JetStreamEventStore {
             let passage = self.enter()?;
             let erased = self.call("STREAM.MSG.DELETE", &json!({ "seq": sequence, "no_erase": false })).await;
             match erased {
-                Err(error) if error.code() == Some(code::MESSAGE_NOT_FOUND) => {
+                Err(ApiError::Refused { code: code::MESSAGE_NOT_FOUND | code::MESSAGE_NOT_DELETED, .. }) => {
                     passage.succeeded();
-                    Ok(())
+                    // The server says the same of a message that is gone, and of one that it cannot remove.
+                    match self.get_one(&json!({ "seq": sequence })).await? {
+                        Some(_) => Err(LogUnavailable),
+                        None => Ok(()),
+                    }
                 }
                 erased => self.finish(passage, erased).map(drop),
             }

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::api::{Api, ApiError, code};
 use super::bucket::{Bucket, StreamInfo};
 use super::scan::Scan;
+use crate::bus::event_log;
 use crate::state::RecordKind;
 
 /// Maximum number of pairs of agent and owner that are told apart.
@@ -52,13 +53,19 @@ pub(crate) struct Owner {
 /// Records by kind, in the order of [`RecordKind::ALL`].
 pub(crate) type RecordCounts = [u64; RecordKind::ALL.len()];
 
-/// All buckets of bridges with this subject prefix that exist.
+/// All buckets of bridges with this subject prefix that exist, and the stream of the event log.
 pub(crate) async fn buckets(api: &Api, subject_prefix: &str) -> Result<Vec<BucketSummary>, ApiError> {
+    let state = RecordKind::ALL.map(|kind| Bucket::new(subject_prefix, kind));
+    let mut streams: Vec<_> = state.map(|bucket| (bucket.stream(), bucket.name)).into();
+    for bucket in [event_log::sessions_bucket(subject_prefix), event_log::runs_bucket(subject_prefix)] {
+        streams.push((format!("KV_{bucket}"), bucket));
+    }
+    let log = event_log::stream_name(subject_prefix);
+    streams.push((log.clone(), log));
     let mut found = Vec::new();
-    for kind in RecordKind::ALL {
-        let bucket = Bucket::new(subject_prefix, kind);
-        match bucket.info(api).await {
-            Ok(info) => found.push(BucketSummary::new(bucket.name, info)),
+    for (stream, name) in streams {
+        match api.call(&format!("STREAM.INFO.{stream}"), None::<&()>).await {
+            Ok(info) => found.push(BucketSummary::new(name, info)),
             Err(error) if error.code() == Some(code::STREAM_NOT_FOUND) => {}
             Err(error) => return Err(error),
         }

@@ -11,7 +11,7 @@ use uuid::Uuid;
 
 use super::calls::AgentRequest;
 use super::lineage::{Lineage, MAX_DEPTH};
-use super::messages::Role;
+use super::messages::{self, Content, Role};
 use super::projector::{Projected, SessionRef};
 use super::service::{SessionView, Sessions, check_revision, parse, unavailable};
 use super::summary::{ForkReason, MAX_FORK_TIMES, ParentLink, Position};
@@ -276,16 +276,13 @@ async fn read_question(
     lineage: &Lineage,
     position: &Position,
 ) -> Result<Option<Question>, ActionError> {
-    let mut question = None;
     let mut events = lineage.events(sessions.store(), position.event.saturating_sub(1));
-    if let Some(batch) = events.next().await? {
-        let found = batch.events().find(|(index, _)| *index == position.event);
-        let content = found.and_then(|(_, event)| super::messages::content(event));
-        question = content.filter(|content| !content.is_redacted).map(|content| {
-            Question { content: content.text, files: content.files, data: content.data }
-        });
+    while let Some(batch) = events.next().await? {
+        let Some((index, event)) = batch.events().next() else { continue };
+        let content = messages::content(event).filter(|content| index == position.event && !content.is_redacted);
+        return Ok(content.map(|Content { text, files, data, .. }| Question { content: text, files, data }));
     }
-    Ok(question)
+    Ok(None)
 }
 
 /// Whether a run has not ended.
