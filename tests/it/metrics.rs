@@ -114,6 +114,7 @@ async fn dashboard_rules_and_manual_name_the_metrics_that_exist() {
     let port = free_port();
     let bridge = Bridge::with(launched("demo", &[]))
         .set("metrics", json!({"listen": format!("127.0.0.1:{port}")}))
+        .set("events", json!({}))
         .start()
         .await;
     let exported = exported(&get(port, "/metrics").await.1);
