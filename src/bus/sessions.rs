@@ -17,7 +17,9 @@ use tokio_util::task::TaskTracker;
 use super::encoded_reply::EncodedReply;
 use super::inbox::subscribe_once;
 use super::outbox::Outbox;
-use super::service::{self, EndpointInfo, Handler, Service, ServiceContext, ServiceError, ServiceInfo, ServiceRequest};
+use super::service::{
+    self, EndpointInfo, Handler, Service, ServiceContext, ServiceError, ServiceInfo, ServiceRequest,
+};
 use super::subject::{Subjects, Token};
 use crate::background::{BackgroundTasks, OnPanic};
 use crate::caller::Caller;
@@ -92,7 +94,10 @@ impl SessionService {
             });
             let subject = subjects.sessions(verb);
             let gateway_subject = subjects.gateway(&subject);
-            (EndpointInfo { name: verb.to_owned(), subject, gateway_subject, metadata: BTreeMap::new() }, handler)
+            (
+                EndpointInfo { name: verb.to_owned(), subject, gateway_subject, metadata: BTreeMap::new() },
+                handler,
+            )
         });
         let info = ServiceInfo {
             version: service::semver_or_zero(env!("CARGO_PKG_VERSION")).to_string(),
@@ -145,7 +150,12 @@ impl SessionEndpoint {
         }
     }
 
-    async fn answer(&self, message: &Message, caller: &Caller, to: &Subject) -> Result<Option<Bytes>, ActionError> {
+    async fn answer(
+        &self,
+        message: &Message,
+        caller: &Caller,
+        to: &Subject,
+    ) -> Result<Option<Bytes>, ActionError> {
         let busy = || ActionError::new(Code::Busy, "too many concurrent requests about sessions; try again");
         let permit = self.requests.try_acquire(&caller.tenant()).ok_or_else(busy)?;
         let (sessions, body) = (&self.sessions, &*message.payload);
@@ -189,39 +199,35 @@ impl SessionEndpoint {
         let found = self.sessions.find(session).await?;
         let last = index_position(found.summary.last_index).0;
         let mut follower = Follower::start(&self.sessions.log.store, session.key.clone(), last).await?;
-        let mut is_first = true;
         loop {
-            loop {
-                let page = self.sessions.events(session, after, limit, room).await?;
-                after = page.last;
-                // The first message says that the caller follows, even if there are no events.
-                if !page.is_empty() || is_first {
-                    self.send(to.clone(), page.to_json()).await;
-                }
-                is_first = false;
-                if !page.has_more {
-                    break;
-                }
+            let page = self.sessions.events(session, after, limit, room).await?;
+            after = page.last;
+            // Even without events: the caller learns that it follows.
+            self.send(to.clone(), page.to_json()).await;
+            if !page.has_more {
+                break;
             }
-            let mut quiet_since = Instant::now();
-            loop {
-                let pause = KEEP_ALIVE.saturating_sub(quiet_since.elapsed());
-                tokio::select! {
-                    biased;
-                    () = self.stopping.cancelled() => return Err(stopping()),
-                    batch = follower.next() => {
-                        // Events that were read already are received, too.
-                        if batch?.sequence >= index_position(after).0 {
-                            break;
-                        }
+        }
+        let mut probed = Instant::now();
+        loop {
+            let pause = KEEP_ALIVE.saturating_sub(probed.elapsed());
+            tokio::select! {
+                biased;
+                () = self.stopping.cancelled() => return Err(stopping()),
+                // Also while there are events: their receiver may be gone.
+                () = tokio::time::sleep(pause) => {
+                    if !self.is_heard(to).await {
+                        return Ok(());
                     }
-                    () = tokio::time::sleep(pause) => {
-                        if !self.is_heard(to).await {
-                            return Ok(());
-                        }
-                        // A session that was deleted meanwhile has no events.
-                        self.sessions.find(session).await?;
-                        quiet_since = Instant::now();
+                    // A session that was deleted meanwhile has no events.
+                    self.sessions.find(session).await?;
+                    probed = Instant::now();
+                }
+                batch = follower.next() => {
+                    // Events that were read already are received, too.
+                    for page in Sessions::pages(session, &batch?, after, room)? {
+                        after = page.last;
+                        self.send(to.clone(), page.to_json()).await;
                     }
                 }
             }

@@ -27,6 +27,8 @@ use crate::telemetry::log_limit::LogLimit;
 
 /// Sessions of which this process remembers that they exist.
 const MAX_KNOWN: usize = 10_000;
+/// Sessions of one caller that are listed.
+pub(crate) const MAX_SESSIONS: usize = 10_000;
 /// How long the number of a caller's sessions is good enough.
 const COUNT_INTERVAL: Duration = Duration::from_secs(10);
 
@@ -129,14 +131,13 @@ impl EventLog {
         known.insert((key.clone(), Arc::clone(agent)));
     }
 
-    /// How many sessions a caller has, about.
-    pub(crate) async fn session_count(&self, owner: &Arc<str>) -> Result<usize, LogUnavailable> {
+    /// Whether a caller can have another session, about.
+    pub(crate) async fn has_room(&self, owner: &Arc<str>) -> Result<bool, LogUnavailable> {
         let counts = || self.session_counts.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((counted, count)) = counts().get_mut(owner)
+        if let Some((counted, count)) = counts().get(owner)
             && counted.elapsed() < COUNT_INTERVAL
         {
-            *count += 1;
-            return Ok(*count);
+            return Ok(*count < MAX_SESSIONS);
         }
         let filter = RecordFilter::Summaries { owner: Arc::clone(owner) };
         let count = self.store.count_records(&filter).await?;
@@ -145,7 +146,7 @@ impl EventLog {
             counts.clear();
         }
         counts.insert(Arc::clone(owner), (Instant::now(), count));
-        Ok(count)
+        Ok(count < MAX_SESSIONS)
     }
 
     /// The log of a run of which only the id is known.

@@ -198,7 +198,8 @@ impl EventStore for MemoryEventStore {
         after: u64,
     ) -> BoxStream<'a, Result<LogRecord, LogUnavailable>> {
         let content = self.content();
-        let found = content.records.iter().filter(|(key, record)| is_in(key, filter) && record.revision > after);
+        let found =
+            content.records.iter().filter(|(key, record)| is_in(key, filter) && record.revision > after);
         let found: Vec<_> = found.map(|(_, record)| Ok(record.clone())).collect();
         stream::iter(found).boxed()
     }

@@ -57,13 +57,21 @@ async fn a_session_is_created_called_listed_and_read() {
     let runs = sessions.runs("s").await;
     assert_eq!(runs.len(), 1);
     let run = &runs[0];
-    assert_eq!((&run["agent"], &run["skill"], &run["status"]), (&json!("demo"), &json!("echo"), &json!("completed")));
-    for key in ["run", "task_id", "context_id", "input_snapshot_hash", "started_at", "completed_at", "card_hash"] {
+    assert_eq!(
+        (&run["agent"], &run["skill"], &run["status"]),
+        (&json!("demo"), &json!("echo"), &json!("completed"))
+    );
+    for key in
+        ["run", "task_id", "context_id", "input_snapshot_hash", "started_at", "completed_at", "card_hash"]
+    {
         assert!(run[key].is_string(), "{key}: {run}");
     }
     assert_eq!(run["input_snapshot_hash"].as_str().unwrap().len(), 64);
     let of_run = events.iter().filter(|event| event["run"] == run["run"]);
-    assert_eq!(run["events"].as_u64().unwrap(), of_run.map(|event| event["n"].as_u64().unwrap() + 1).max().unwrap());
+    assert_eq!(
+        run["events"].as_u64().unwrap(),
+        of_run.map(|event| event["n"].as_u64().unwrap() + 1).max().unwrap()
+    );
 }
 
 #[tokio::test]
@@ -123,10 +131,14 @@ async fn a_list_shows_what_has_changed_since_a_revision() {
     assert!(rest.get("cursor").is_none(), "{rest}");
     let since = &rest["revision"];
     let nothing = sessions.ok("list", json!({ "since": since })).await;
-    assert_eq!((&nothing["sessions"], &nothing["deleted"], &nothing["revision"]), (&json!([]), &json!([]), since));
+    assert_eq!(
+        (&nothing["sessions"], &nothing["deleted"], &nothing["revision"]),
+        (&json!([]), &json!([]), since)
+    );
     let renamed = sessions.ok("rename", json!({ "id": "s1", "title": "New" })).await;
     assert_eq!(renamed["title"], "New");
-    let deleted = sessions.ok("delete", json!({ "id": "s2", "revision": sessions.get("s2").await["revision"] })).await;
+    let deleted =
+        sessions.ok("delete", json!({ "id": "s2", "revision": sessions.get("s2").await["revision"] })).await;
     assert_eq!(deleted["deleted"], true);
     let changed = sessions.ok("list", json!({ "since": since })).await;
     assert_eq!(changed["sessions"].as_array().unwrap().len(), 1, "{changed}");
@@ -190,7 +202,8 @@ async fn events_can_be_followed_live() {
     let subject = format!("{}.sessions.events", bridge.prefix);
     let in_flight = async || {
         let stats = bridge.ask("STATS", "a2a-sessions").await?;
-        let endpoint = stats["endpoints"].as_array()?.iter().find(|e| e["subject"] == subject.as_str())?.clone();
+        let endpoint =
+            stats["endpoints"].as_array()?.iter().find(|e| e["subject"] == subject.as_str())?.clone();
         (endpoint["data"]["in_flight"].as_u64().unwrap_or_default() == 0).then_some(())
     };
     crate::support::eventually::eventually_within(Duration::from_secs(40), in_flight).await;
@@ -204,17 +217,23 @@ async fn questions_and_answers_belong_to_one_run_and_answers_are_never_stored() 
     let question = bridge.call("demo.report", body).await.expect("INPUT_REQUIRED");
     let runs = sessions.runs("s").await;
     assert_eq!(runs[0]["status"], "input_required", "{runs:?}");
-    let question = bridge.answer("demo", &question.follow_up_id(), "a-secret-answer").await.expect("INPUT_REQUIRED");
+    let question =
+        bridge.answer("demo", &question.follow_up_id(), "a-secret-answer").await.expect("INPUT_REQUIRED");
     bridge.answer("demo", &question.follow_up_id(), "as a PDF").await.expect("COMPLETED");
     let runs = sessions.runs("s").await;
     assert_eq!((runs.len(), &runs[0]["status"]), (1, &json!("completed")), "{runs:?}");
     let session = sessions.get("s").await;
-    let answer = session["messages"].as_array().unwrap().iter().rfind(|message| message["role"] == "user").unwrap();
+    let answer =
+        session["messages"].as_array().unwrap().iter().rfind(|message| message["role"] == "user").unwrap();
     assert_eq!((&answer["redacted"], &answer["content"]), (&json!(true), &json!("")), "{session}");
     let log = crate::support::event_log::EventLog { client: &bridge.client, prefix: &bridge.prefix };
     for message in log.messages().await {
-        assert!(!message.text.contains("a-secret-answer") && !message.text.contains("user_response"), "{message:?}");
+        assert!(
+            !message.text.contains("a-secret-answer") && !message.text.contains("user_response"),
+            "{message:?}"
+        );
     }
-    let roles: Vec<_> = session["messages"].as_array().unwrap().iter().map(|message| text(&message["role"])).collect();
+    let roles: Vec<_> =
+        session["messages"].as_array().unwrap().iter().map(|message| text(&message["role"])).collect();
     assert_eq!(roles, ["user", "assistant", "user", "assistant", "user", "assistant"]);
 }

@@ -55,14 +55,22 @@ async fn a_message_is_edited_and_the_agent_goes_on_from_there() {
     assert_eq!(sessions.messages("s").await, ["user: one", "assistant: one", "user: two", "assistant: two"]);
     let session = sessions.get(&child).await;
     let edited = &session["messages"][2];
-    assert_eq!((&edited["edited"], &edited["history"][0]["content"]), (&json!(true), &json!("two")), "{session}");
+    assert_eq!(
+        (&edited["edited"], &edited["history"][0]["content"]),
+        (&json!(true), &json!("two")),
+        "{session}"
+    );
 
     // An edit of an edit has both.
     let body = json!({ "id": child, "at": 2, "reason": "user_edit", "content": "deux" });
     let second = fork(&sessions, body).await;
     let session = sessions.get(&second).await;
-    let history: Vec<_> =
-        session["messages"][2]["history"].as_array().unwrap().iter().map(|old| text(&old["content"])).collect();
+    let history: Vec<_> = session["messages"][2]["history"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|old| text(&old["content"]))
+        .collect();
     assert_eq!(history, ["two", "zwei"], "{session}");
     assert_eq!(sessions.messages(&second).await, ["user: one", "assistant: one", "user: deux"]);
     let events = sessions.events(&second, 3).await;
@@ -129,7 +137,8 @@ async fn a_run_under_way_is_cancelled_or_goes_on_alone() {
         // In this mode, the agent names its task at once.
         let mut call = bridge.call("demo.slow", body).mode("stream").begin().await;
         eventually(|| async {
-            let runs = match sessions.request("runs", json!({ "id": session })).await.body["runs"].as_array() {
+            let runs = match sessions.request("runs", json!({ "id": session })).await.body["runs"].as_array()
+            {
                 Some(runs) => runs.clone(),
                 None => return None,
             };
@@ -146,7 +155,11 @@ async fn a_run_under_way_is_cancelled_or_goes_on_alone() {
         .await;
         assert_eq!(runs.len(), 1);
         let reply = RawFrames::collect(&mut call).await.result();
-        assert_eq!(reply["status"], if on_running == "cancel" { "CANCELED" } else { "COMPLETED" }, "{reply:?}");
+        assert_eq!(
+            reply["status"],
+            if on_running == "cancel" { "CANCELED" } else { "COMPLETED" },
+            "{reply:?}"
+        );
         sessions.ok("list", json!({})).await;
         assert_eq!(sessions.runs(&session).await[0]["status"], status);
         assert_eq!(sessions.messages(&child).await, ["user: 4"]);

@@ -13,7 +13,8 @@ use crate::support::sessions::{Sessions, text};
 use crate::support::{DemoAgent, attached};
 
 async fn api(bridge: &Bridge, operation: &str, body: Value) -> Value {
-    let response = bridge.client.request(format!("$JS.API.{operation}"), body.to_string().into()).await.unwrap();
+    let response =
+        bridge.client.request(format!("$JS.API.{operation}"), body.to_string().into()).await.unwrap();
     serde_json::from_slice(&response.payload).unwrap()
 }
 
@@ -32,9 +33,13 @@ async fn append_conversation(bridge: &Bridge, session: &str, messages: usize) {
     for number in 0..messages {
         let (kind, payload) = match number % 2 {
             0 => ("user_message", json!({ "content": format!("question {number}") })),
-            _ => ("agent_complete", json!({ "success": true, "status": "COMPLETED", "message": format!("answer {number}") })),
+            _ => (
+                "agent_complete",
+                json!({ "success": true, "status": "COMPLETED", "message": format!("answer {number}") }),
+            ),
         };
-        let event = json!({ "n": number, "type": kind, "at": "2026-01-01T00:00:00.000Z", "payload": payload });
+        let event =
+            json!({ "n": number, "type": kind, "at": "2026-01-01T00:00:00.000Z", "payload": payload });
         let batch = json!({ "v": 1, "session": session, "run": null, "call": 0, "frames": [0, 0, 0], "events": [event] });
         bridge.client.publish(last.subject.clone(), batch.to_string().into()).await.unwrap();
     }
@@ -174,9 +179,8 @@ async fn a_session_of_10_000_events_is_restored_and_forked() {
     for (child, at) in children.iter().zip([1, 5000, 9999, 10_000]) {
         assert_eq!(child["message_count"], at, "{child}");
         let events = sessions.events(text(&child["id"]), 1000).await;
-        let messages = events.iter().filter(|event| {
-            matches!(text(&event["type"]), "user_message" | "agent_complete")
-        });
+        let messages =
+            events.iter().filter(|event| matches!(text(&event["type"]), "user_message" | "agent_complete"));
         assert_eq!(messages.count(), at);
     }
 }

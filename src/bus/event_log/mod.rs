@@ -290,7 +290,9 @@ impl EventStore for JetStreamEventStore {
             let passage = self.enter()?;
             let erased = self.call("STREAM.MSG.DELETE", &json!({ "seq": sequence, "no_erase": false })).await;
             match erased {
-                Err(ApiError::Refused { code: code::MESSAGE_NOT_FOUND | code::MESSAGE_NOT_DELETED, .. }) => {
+                Err(ApiError::Refused {
+                    code: code::MESSAGE_NOT_FOUND | code::MESSAGE_NOT_DELETED, ..
+                }) => {
                     passage.succeeded();
                     // The server says the same of a message that is gone, and of one that it cannot remove.
                     match self.get_one(&json!({ "seq": sequence })).await? {

@@ -88,6 +88,12 @@ impl JetStreamEventStore {
             passage.succeeded();
             return Err(AppendError::Exists);
         }
+        if let Err(error @ ApiError::Refused { .. }) = &written {
+            // Most likely the bucket is full. The log itself can be written all the same.
+            passage.succeeded();
+            tracing::debug!(%error, "cannot write a record of the event log");
+            return Err(LogUnavailable.into());
+        }
         Ok(self.finish(passage, written)?.seq)
     }
 
@@ -98,9 +104,8 @@ impl JetStreamEventStore {
     ) -> BoxStream<'_, Result<LogRecord, LogUnavailable>> {
         let (stream, subject) = self.record_filter(filter);
         let records = Reader::new(self, stream, subject, after).into_stream();
-        let records = records.filter(|found| {
-            std::future::ready(found.as_ref().map_or(true, |found| !found.body.is_empty()))
-        });
+        let records = records
+            .filter(|found| std::future::ready(found.as_ref().map_or(true, |found| !found.body.is_empty())));
         records
             .map(|found| found.map(|found| LogRecord { value: found.body, revision: found.sequence }))
             .boxed()

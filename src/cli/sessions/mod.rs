@@ -151,7 +151,9 @@ pub(super) async fn run(args: SessionsArgs) -> CliResult {
             println(&one_line(fork.text("/id").unwrap_or_default()))?;
             if let Some(message) = fork.text("/run_error/message") {
                 let message = format!("the agent was not asked: {}", one_line(message));
-                return Err(CliError::msg(FAILED, message).hint("the fork exists; call the agent with `--session`"));
+                return Err(
+                    CliError::msg(FAILED, message).hint("the fork exists; call the agent with `--session`")
+                );
             }
             Ok(ExitCode::SUCCESS)
         }
@@ -207,7 +209,9 @@ fn checked(reply: &async_nats::Message) -> CliResult<Value> {
     }
     let message = one_line(body.text("/message").unwrap_or("the bridge refuses the request"));
     let hint = match body.text("/error_info/code") {
-        Some("not_found") => "sessions expire, and you see only your own; `a2a-bridge sessions ls` lists them",
+        Some("not_found") => {
+            "sessions expire, and you see only your own; `a2a-bridge sessions ls` lists them"
+        }
         Some("state_unavailable") => "sessions need JetStream on the NATS server; try again",
         Some("busy") => "try again later",
         _ => "`a2a-bridge sessions --help` explains the commands",

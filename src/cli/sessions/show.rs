@@ -8,7 +8,8 @@ use super::{count, request};
 use crate::cli::CliResult;
 use crate::cli::client::{JsonFields as _, NatsClient};
 use crate::cli::output::{
-    Colour, StdStream, age, counted, eprintln_dim, one_line, print, print_json, print_table, println, truncate,
+    Colour, StdStream, age, counted, eprintln_dim, one_line, print, print_json, print_table, println,
+    truncate,
 };
 
 /// Sessions of one request.
@@ -29,7 +30,9 @@ async fn read_list(mesh: &NatsClient, since: Option<u64>) -> CliResult<Value> {
         deleted.extend_from_slice(page.list("/deleted"));
         match page.text("/cursor") {
             Some(cursor) => body["cursor"] = cursor.into(),
-            None => return Ok(json!({ "sessions": sessions, "deleted": deleted, "revision": page["revision"] })),
+            None => {
+                return Ok(json!({ "sessions": sessions, "deleted": deleted, "revision": page["revision"] }));
+            }
         }
     }
     Ok(json!({ "sessions": sessions, "deleted": deleted }))
@@ -170,6 +173,7 @@ pub(super) async fn stats(mesh: &NatsClient, json: bool) -> CliResult {
         ("longest session", counted(usize::try_from(longest).unwrap_or(usize::MAX), "message")),
         ("agents", agents.iter().map(|agent| one_line(agent)).collect::<Vec<_>>().join(", ")),
     ];
-    let rows = rows.into_iter().map(|(name, value)| vec![(Colour::Bold, name.to_owned()), (Colour::Plain, value)]);
+    let rows =
+        rows.into_iter().map(|(name, value)| vec![(Colour::Bold, name.to_owned()), (Colour::Plain, value)]);
     print_table(&["", ""], rows)
 }

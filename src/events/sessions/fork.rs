@@ -18,7 +18,8 @@ use super::summary::{ForkReason, MAX_FORK_TIMES, ParentLink, Position};
 use crate::caller::Caller;
 use crate::events::codec::NewEvent;
 use crate::events::event::EventType;
-use crate::events::run_record::{RunRecord, RunStatus};
+use crate::events::records::RecordPart;
+use crate::events::run_record::RunRecord;
 use crate::events::store::LogKey;
 use crate::json::to_bytes;
 use crate::reply::error::{ActionError, Code};
@@ -84,7 +85,7 @@ impl Sessions {
         check_revision(&found, request.revision)?;
         let point = self.fork_point(&parent, &found, &request).await?;
         self.check_limits(caller, &found).await?;
-        let orphaned = self.end_runs(&parent, request.on_running).await?;
+        let orphaned = self.end_runs(&parent, &found, request.on_running).await?;
 
         let child = SessionRef::new(caller, &Uuid::new_v4().to_string());
         // The parent learns of its fork first: it keeps what the fork needs.
@@ -111,9 +112,8 @@ impl Sessions {
             #[serde(skip_serializing_if = "Option::is_none")]
             run_error: Option<Value>,
         }
-        let run_error = asked.err().map(|error| {
-            json!({ "code": error.info.code, "message": error.message_for_logs() })
-        });
+        let run_error =
+            asked.err().map(|error| json!({ "code": error.info.code, "message": error.message_for_logs() }));
         Ok(to_bytes(&Body { session: SessionView::new(&forked), run_error }))
     }
 
@@ -155,7 +155,9 @@ impl Sessions {
             }
         };
         if request.run && summary.agent.is_none() {
-            return Err(ActionError::invalid("`run` needs a session with an agent; no agent was asked so far"));
+            return Err(ActionError::invalid(
+                "`run` needs a session with an agent; no agent was asked so far",
+            ));
         }
         let link = ParentLink {
             parent: Arc::clone(&parent.id),
@@ -189,14 +191,33 @@ impl Sessions {
     }
 
     /// Cancels the runs that are under way, if that is wanted. Returns those that go on.
-    async fn end_runs(&self, parent: &SessionRef, how: OnRunning) -> Result<Vec<Uuid>, ActionError> {
+    async fn end_runs(
+        &self,
+        parent: &SessionRef,
+        found: &Projected,
+        how: OnRunning,
+    ) -> Result<Vec<Uuid>, ActionError> {
         let mut orphaned = Vec::new();
-        for run in self.runs_of(parent).await?.iter().filter(|run| is_under_way(run)) {
-            if how == OnRunning::Orphan || !self.calls.cancel(&parent.caller, run).await {
+        for run in self.running(parent, found).await? {
+            if how == OnRunning::Orphan || !self.calls.cancel(&parent.caller, &run).await {
                 orphaned.push(run.run);
             }
         }
         Ok(orphaned)
+    }
+
+    /// The runs that are under way.
+    pub(super) async fn running(
+        &self,
+        session: &SessionRef,
+        found: &Projected,
+    ) -> Result<Vec<RunRecord>, ActionError> {
+        let mut running = Vec::new();
+        for run in &found.summary.running {
+            let record = self.store().read_record(&session.record(RecordPart::Run(*run))).await?;
+            running.extend(record.and_then(|record| serde_json::from_slice::<RunRecord>(&record.value).ok()));
+        }
+        Ok(running)
     }
 
     /// The events with which the log of a fork begins.
@@ -279,13 +300,9 @@ async fn read_question(
     let mut events = lineage.events(sessions.store(), position.event.saturating_sub(1));
     while let Some(batch) = events.next().await? {
         let Some((index, event)) = batch.events().next() else { continue };
-        let content = messages::content(event).filter(|content| index == position.event && !content.is_redacted);
+        let content =
+            messages::content(event).filter(|content| index == position.event && !content.is_redacted);
         return Ok(content.map(|Content { text, files, data, .. }| Question { content: text, files, data }));
     }
     Ok(None)
-}
-
-/// Whether a run has not ended.
-pub(super) fn is_under_way(run: &RunRecord) -> bool {
-    matches!(run.status, RunStatus::Running)
 }

@@ -47,9 +47,9 @@ impl Lineage {
             if let Some(link) = parent.filter(|_| segments.len() < MAX_DEPTH as usize) {
                 let of_parent = session.sibling(&link.parent);
                 // Without a record, what is left of the parent has expired.
-                next = projector::stored(store, &of_parent)
-                    .await?
-                    .map(|found| (of_parent, found.summary, until.min(link.parent_index), Some(link.parent_start)));
+                next = projector::stored(store, &of_parent).await?.map(|found| {
+                    (of_parent, found.summary, until.min(link.parent_index), Some(link.parent_start))
+                });
             }
             segments.push(Segment { session, summary, from, until });
         }
@@ -71,7 +71,8 @@ impl Lineage {
             let record = store.read_record(&key).await?;
             let chunk = record.and_then(|record| serde_json::from_slice::<PositionChunk>(&record.value).ok());
             let found = chunk.as_ref().and_then(|chunk| chunk.get(message));
-            let is_in = |position: &&Position| segment.from < position.event && position.event <= segment.until;
+            let is_in =
+                |position: &&Position| segment.from < position.event && position.event <= segment.until;
             return Ok(found.filter(is_in).cloned());
         }
         Ok(None)
@@ -223,7 +224,8 @@ async fn load_kept(
     let mut kept = BTreeMap::new();
     for redaction in summary.redactions.iter().filter(|redaction| redaction.sequence > after) {
         let stored = store.get(redaction.replaced_by).await?;
-        if let Some(replaced) = stored.map(|stored| stored.decode()).transpose()?.and_then(|batch| batch.kept) {
+        if let Some(replaced) = stored.map(|stored| stored.decode()).transpose()?.and_then(|batch| batch.kept)
+        {
             kept.insert(replaced.sequence, replaced.batch);
         }
     }

@@ -175,6 +175,18 @@ impl FoundMessage {
         let Self { content, run, at, event, previous, .. } = self;
         let Content { role, text, files, data, is_redacted, .. } = content;
         let edited = !previous.is_empty();
-        Message { index, role, content: text, run, at, event, files, data, redacted: is_redacted, edited, history }
+        Message {
+            index,
+            role,
+            content: text,
+            run,
+            at,
+            event,
+            files,
+            data,
+            redacted: is_redacted,
+            edited,
+            history,
+        }
     }
 }

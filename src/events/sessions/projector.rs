@@ -3,15 +3,18 @@
 //! A projection is brought up to date by reading it, folding the events after its last one, and writing it if nobody else
 //! has written it meanwhile. So it does not matter which replica does it, how often, or whether two do it at once.
 
+use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use serde::{Deserialize, Serialize};
 use tokio::sync::Notify;
+use uuid::Uuid;
 
-use super::runs;
+use super::runs::{self, RunChange};
 use super::summary::{CHUNK, Changes, Position, Summary, VERSION, fold};
 use crate::background::OnPanic;
 use crate::caller::Caller;
@@ -24,6 +27,8 @@ use crate::json;
 
 /// Batches that are folded before the result is written.
 const MAX_BATCHES: usize = 2000;
+/// Batches that are folded again each time before a summary is written that has not changed otherwise.
+const MAX_UNWRITTEN: usize = 500;
 /// How often a fold is repeated that another replica was faster with.
 const MAX_ATTEMPTS: usize = 50;
 /// How long a list waits for the folds of this process.
@@ -102,9 +107,20 @@ pub(crate) struct Projector {
     /// Whether events were appended since the fold began.
     pending: Mutex<HashMap<LogKey, bool>>,
     changed: Notify,
+    failures: AtomicU64,
 }
 
 impl Projector {
+    /// Sessions whose records are not up to date yet.
+    pub(crate) fn pending_sessions(&self) -> usize {
+        self.pending().len()
+    }
+
+    /// How often a session could not be brought up to date.
+    pub(crate) fn failures(&self) -> u64 {
+        self.failures.load(Relaxed)
+    }
+
     fn pending(&self) -> std::sync::MutexGuard<'_, HashMap<LogKey, bool>> {
         self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -126,17 +142,22 @@ impl Projector {
 
 /// Folds the events of a session behind the call that appended them.
 pub(crate) fn project_later(log: &Arc<EventLog>, session: SessionRef) {
-    if let Some(again) = log.projector.pending().get_mut(&session.key) {
-        *again = true;
-        return;
-    }
-    log.projector.pending().insert(session.key.clone(), false);
+    match log.projector.pending().entry(session.key.clone()) {
+        Entry::Occupied(mut again) => {
+            again.insert(true);
+            return;
+        }
+        Entry::Vacant(entry) => entry.insert(false),
+    };
     let log = Arc::clone(log);
     let tasks = log.tasks.clone();
     tasks.spawn("session", OnPanic::Log, async move {
         loop {
-            if project(&*log.store, &session).await.is_err() {
-                tracing::debug!("cannot update what is stored of a session; it is updated with its next event");
+            if project_with_room(&log, &session).await.is_err() {
+                log.projector.failures.fetch_add(1, Relaxed);
+                tracing::debug!(
+                    "cannot update what is stored of a session; it is updated with its next event"
+                );
             }
             let mut pending = log.projector.pending();
             match pending.get_mut(&session.key) {
@@ -149,6 +170,14 @@ pub(crate) fn project_later(log: &Arc<EventLog>, session: SessionRef) {
         }
         log.projector.changed.notify_waiters();
     });
+}
+
+/// A caller with very many sessions does not fill the bucket: its new sessions are only in the log.
+async fn project_with_room(log: &EventLog, session: &SessionRef) -> Result<(), LogUnavailable> {
+    if !log.has_room(&session.key.owner).await? && stored(&*log.store, session).await?.is_none() {
+        return Ok(());
+    }
+    project(&*log.store, session).await.map(drop)
 }
 
 /// Reads what is stored of a session, without the events since.
@@ -178,11 +207,11 @@ pub(crate) async fn project(
     session: &SessionRef,
 ) -> Result<Option<Projected>, LogUnavailable> {
     for _ in 0..MAX_ATTEMPTS {
-        let before = stored(store, session).await?;
-        let (mut summary, revision) = match before {
+        let (mut summary, revision) = match stored(store, session).await? {
             Some(Projected { summary, revision }) => (Some(summary), revision),
             None => (None, 0),
         };
+        let before = summary.clone();
         let after = summary.as_ref().map_or(0, |summary| index_position(summary.last_index).0);
         let mut changes = Changes::default();
         let mut batches = store.read(&session.key, after).take(MAX_BATCHES);
@@ -195,6 +224,13 @@ pub(crate) async fn project(
         }
         let Some(summary) = summary else { return Ok(None) };
         if count == 0 {
+            return Ok(Some(Projected { summary, revision }));
+        }
+        let is_same =
+            before.is_some_and(|before| Summary { last_index: summary.last_index, ..before } == summary);
+        if is_same && count < MAX_UNWRITTEN {
+            // Pieces of an answer: they are read again next time, and the session keeps its revision.
+            write_runs(store, session, changes.runs, false).await.or_else(ignore_conflict)?;
             return Ok(Some(Projected { summary, revision }));
         }
         match write(store, session, &summary, changes, revision, false).await {
@@ -267,20 +303,7 @@ async fn write(
     revision: u64,
     is_rebuilt: bool,
 ) -> Result<u64, AppendError> {
-    for (run, changes) in changes.runs {
-        let key = session.record(RecordPart::Run(run));
-        let found = store.read_record(&key).await?;
-        let revision = found.as_ref().map_or(0, |found| found.revision);
-        let mut record: Option<RunRecord> = match found {
-            Some(found) if !is_rebuilt => serde_json::from_slice(&found.value).ok(),
-            _ => None,
-        };
-        if runs::apply(&mut record, (&session.id, run), &changes)
-            && let Some(record) = record
-        {
-            store.write_record(&key, json::to_bytes(&record), revision).await?;
-        }
-    }
+    write_runs(store, session, changes.runs, is_rebuilt).await?;
     let mut chunks: BTreeMap<u64, Vec<(u64, Position)>> = BTreeMap::new();
     for (message, position) in changes.positions {
         chunks.entry(message / CHUNK).or_default().push((message, position));
@@ -308,6 +331,37 @@ async fn write(
         store.purge(&session.key).await?;
     }
     Ok(revision)
+}
+
+async fn write_runs(
+    store: &dyn EventStore,
+    session: &SessionRef,
+    changes: BTreeMap<Uuid, Vec<RunChange>>,
+    is_rebuilt: bool,
+) -> Result<(), AppendError> {
+    for (run, changes) in changes {
+        let key = session.record(RecordPart::Run(run));
+        let found = store.read_record(&key).await?;
+        let revision = found.as_ref().map_or(0, |found| found.revision);
+        let mut record: Option<RunRecord> = match found {
+            Some(found) if !is_rebuilt => serde_json::from_slice(&found.value).ok(),
+            _ => None,
+        };
+        if runs::apply(&mut record, (&session.id, run), &changes)
+            && let Some(record) = record
+        {
+            store.write_record(&key, json::to_bytes(&record), revision).await?;
+        }
+    }
+    Ok(())
+}
+
+/// Somebody else has written the record, with the same events or more.
+fn ignore_conflict(error: AppendError) -> Result<(), LogUnavailable> {
+    match error {
+        AppendError::Exists => Ok(()),
+        AppendError::Unavailable(error) => Err(error),
+    }
 }
 
 /// Brings all sessions of a caller up to date, or makes them again. Returns how many there are.

@@ -4,7 +4,6 @@ use bytes::Bytes;
 use futures_util::StreamExt as _;
 use serde::Deserialize;
 
-use super::fork::is_under_way;
 use super::projector::{self, Projected, SessionRef};
 use super::service::{SessionView, Sessions, check_revision, parse, unavailable};
 use super::summary::{ChildLink, Summary};
@@ -30,9 +29,10 @@ impl Sessions {
     pub(crate) async fn delete(&self, caller: &Caller, body: &[u8]) -> Result<Bytes, ActionError> {
         let DeleteRequest { id, revision } = parse(body)?;
         let session = Self::session(caller, &id)?;
-        check_revision(&self.find(&session).await?, revision)?;
-        for run in self.runs_of(&session).await?.iter().filter(|run| is_under_way(run)) {
-            self.calls.cancel(caller, run).await;
+        let found = self.find(&session).await?;
+        check_revision(&found, revision)?;
+        for run in self.running(&session, &found).await? {
+            self.calls.cancel(caller, &run).await;
         }
         for _ in 0..MAX_ATTEMPTS {
             let found = self.find(&session).await?;
@@ -62,6 +62,7 @@ impl Sessions {
             title: None,
             config: None,
             agents: Vec::new(),
+            running: Vec::new(),
             forked_at: Vec::new(),
             deleted: true,
             parent: summary.parent.clone().filter(|_| last_needed.is_some()),

@@ -19,11 +19,11 @@ use super::projector::{self, Projected, SessionRef};
 use super::summary::Summary;
 use crate::caller::Caller;
 use crate::events::codec::{NewEvent, raw, redacted};
-use crate::events::event::{Batch, Event, EventType};
-use crate::events::log::EventLog;
+use crate::events::event::{Batch, Event, EventType, event_index};
+use crate::events::log::{EventLog, MAX_SESSIONS};
 use crate::events::records::RecordFilter;
 use crate::events::run_record::RunRecord;
-use crate::events::store::{AppendError, EventStore, NewBatch, owner};
+use crate::events::store::{AppendError, EventStore, NewBatch, StoredBatch, owner};
 use crate::json::to_bytes;
 use crate::reply::error::{ActionError, Code};
 use crate::text::{Timestamp, shorten};
@@ -34,8 +34,6 @@ const MAX_CONFIG: usize = 16 << 10;
 /// Sessions in one list, and events in one page.
 pub(crate) const MAX_LISTED: usize = 1000;
 const DEFAULT_LISTED: usize = 100;
-/// Sessions of one caller. More are logged, and cannot be created by request.
-const MAX_SESSIONS: usize = 10_000;
 
 /// Serves requests about sessions.
 #[derive(Debug)]
@@ -105,9 +103,34 @@ pub(crate) struct EventPage {
     pub last: u64,
     /// Whether there are more.
     pub has_more: bool,
+    /// Bytes that are left.
+    room: usize,
 }
 
 impl EventPage {
+    fn new(after: u64, room: usize) -> Self {
+        Self { last: after, room: room.saturating_sub(64), ..Self::default() }
+    }
+
+    /// Adds an event, unless the page is full.
+    fn push(&mut self, session: &str, run: Option<Uuid>, index: u64, event: &Event) -> bool {
+        let Event { n, kind, at, payload, .. } = event;
+        let view = |payload| raw(&EventView { session, index, run, n: *n, r#type: *kind, at, payload });
+        let mut encoded = view(payload);
+        if encoded.get().len() >= self.room {
+            if !self.events.is_empty() {
+                return false;
+            }
+            // It does not fit into any message.
+            let size = payload.get().len();
+            encoded = view(&raw(&json!({ "omitted": "too_large", "size": size })));
+        }
+        self.room = self.room.saturating_sub(encoded.get().len() + 1);
+        self.last = index;
+        self.events.push(encoded);
+        true
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
         self.events.is_empty()
     }
@@ -228,8 +251,7 @@ impl Sessions {
         expects_first: bool,
     ) -> Result<u64, AppendError> {
         let (id, body) = (Uuid::new_v4().to_string(), batch.encode());
-        let batch =
-            NewBatch { key: &session.key, id, run: None, body, is_transient: false, expects_first };
+        let batch = NewBatch { key: &session.key, id, run: None, body, is_transient: false, expects_first };
         self.store().append(batch).await
     }
 
@@ -238,7 +260,8 @@ impl Sessions {
         let id = id.unwrap_or_else(|| Uuid::new_v4().to_string());
         let session = Self::session(caller, &id)?;
         check_title(title.as_deref())?;
-        if config.as_ref().is_some_and(|config| !config.is_object() || config.to_string().len() > MAX_CONFIG) {
+        if config.as_ref().is_some_and(|config| !config.is_object() || config.to_string().len() > MAX_CONFIG)
+        {
             return Err(ActionError::invalid("`config` must be an object of at most 16 KiB"));
         }
         check_id_of("agent", agent.as_deref())?;
@@ -263,7 +286,7 @@ impl Sessions {
 
     /// Refuses new sessions of a caller that has very many.
     pub(super) async fn check_room(&self, caller: &Caller) -> Result<(), ActionError> {
-        if self.log.session_count(&owner(caller)).await? >= MAX_SESSIONS {
+        if !self.log.has_room(&owner(caller)).await? {
             let message = format!("you have {MAX_SESSIONS} sessions; delete some of them");
             return Err(ActionError::new(Code::Busy, message));
         }
@@ -342,7 +365,9 @@ impl Sessions {
                 held += message.content.text.len();
                 newest.push_back(message);
                 while held > room && newest.len() > 1 {
-                    held -= newest.pop_front().map_or(0, |message: super::messages::FoundMessage| message.content.text.len());
+                    held -= newest
+                        .pop_front()
+                        .map_or(0, |message: super::messages::FoundMessage| message.content.text.len());
                 }
             })
             .await?;
@@ -383,41 +408,44 @@ impl Sessions {
     ) -> Result<EventPage, ActionError> {
         let found = self.find(session).await?;
         let lineage = Lineage::of(self.store(), session, found.summary).await?;
-        let mut page = EventPage { last: after, ..EventPage::default() };
-        let mut left = room.saturating_sub(64);
+        let mut page = EventPage::new(after, room);
         let mut events = lineage.events(self.store(), after);
         while let Some(batch) = events.next().await? {
             for (index, event) in batch.events() {
-                let view = EventView {
-                    session: &batch.session.id,
-                    index,
-                    run: batch.batch.run,
-                    n: event.n,
-                    r#type: event.kind,
-                    at: &event.at,
-                    payload: &event.payload,
-                };
-                let view = raw(&view);
-                let size = view.get().len() + 1;
-                if page.events.len() >= limit || size > left {
-                    if !page.events.is_empty() {
-                        page.has_more = true;
-                        return Ok(page);
-                    }
-                    // An event that does not fit into any message.
-                    page.events.push(raw(&json!({
-                        "session": batch.session.id, "index": index, "run": batch.batch.run, "n": event.n,
-                        "type": event.kind, "at": event.at, "payload": { "omitted": "too_large", "size": size },
-                    })));
-                    page.last = index;
-                    continue;
+                if page.events.len() >= limit || !page.push(&batch.session.id, batch.batch.run, index, event)
+                {
+                    page.has_more = true;
+                    return Ok(page);
                 }
-                left -= size;
-                page.last = index;
-                page.events.push(view);
             }
         }
         Ok(page)
+    }
+
+    /// The events of a batch after an index, in as many pages as they need.
+    pub(crate) fn pages(
+        session: &SessionRef,
+        stored: &StoredBatch,
+        mut after: u64,
+        room: usize,
+    ) -> Result<Vec<EventPage>, ActionError> {
+        let batch = stored.decode()?;
+        let mut pages = vec![EventPage::new(after, room)];
+        for (position, event) in batch.events.iter().enumerate() {
+            let index = event_index(stored.sequence, position);
+            if index <= after {
+                continue;
+            }
+            let fits = |page: &mut EventPage| page.push(&session.id, batch.run, index, event);
+            if !pages.last_mut().is_some_and(fits) {
+                let mut page = EventPage::new(after, room);
+                page.push(&session.id, batch.run, index, event);
+                pages.push(page);
+            }
+            after = index;
+        }
+        pages.retain(|page| !page.is_empty());
+        Ok(pages)
     }
 
     pub(crate) async fn rename(&self, caller: &Caller, body: &[u8]) -> Result<Bytes, ActionError> {
@@ -467,7 +495,9 @@ impl Sessions {
         listed.reverse();
         for run in &mut listed {
             if let Some(run) = run.as_object_mut() {
-                run.retain(|key, value| !value.is_null() || !matches!(key.as_str(), "first_token_ms" | "settings"));
+                run.retain(|key, value| {
+                    !value.is_null() || !matches!(key.as_str(), "first_token_ms" | "settings")
+                });
             }
         }
         Ok(to_bytes(&json!({ "runs": listed })))
@@ -508,7 +538,9 @@ pub(super) fn check_revision(found: &Projected, expected: Option<u64>) -> Result
     match expected {
         Some(expected) if expected != found.revision => {
             let now = found.revision;
-            Err(ActionError::invalid(format!("revision mismatch: the session is at {now}, not at {expected}")))
+            Err(ActionError::invalid(format!(
+                "revision mismatch: the session is at {now}, not at {expected}"
+            )))
         }
         _ => Ok(()),
     }

@@ -19,6 +19,8 @@ pub(crate) const VERSION: u32 = 1;
 pub(crate) const CHUNK: u64 = 64;
 /// Agents that a summary remembers. Later ones count as known.
 const MAX_AGENTS: usize = 64;
+/// Runs under way that a summary remembers.
+const MAX_RUNNING: usize = 256;
 /// Times of forks that a summary remembers.
 pub(crate) const MAX_FORK_TIMES: usize = 10;
 
@@ -49,6 +51,9 @@ pub(crate) struct Summary {
     /// The agents that have taken part, with their first runs.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub agents: Vec<(Arc<str>, Uuid)>,
+    /// Runs that have not ended.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub running: Vec<Uuid>,
     /// A hash of all messages.
     #[serde(default)]
     pub chain: String,
@@ -183,6 +188,7 @@ impl Summary {
             agent: None,
             skill: None,
             agents: Vec::new(),
+            running: Vec::new(),
             chain: String::new(),
             children: Vec::new(),
             forked_at: Vec::new(),
@@ -265,7 +271,8 @@ fn apply(
     let payload = event.payload.get();
     if let Some(content) = messages::content(event) {
         summary.chain = messages::next_chain(&summary.chain, &content);
-        let previous = if event.kind == EventType::UserMessage { std::mem::take(previous) } else { Vec::new() };
+        let previous =
+            if event.kind == EventType::UserMessage { std::mem::take(previous) } else { Vec::new() };
         let (role, chain) = (content.role, summary.chain.clone());
         changes.positions.push((summary.message_count, Position { event: index, role, chain, previous }));
         summary.message_count += 1;
@@ -294,7 +301,14 @@ fn apply(
                 summary.agents.push((Arc::clone(agent), run));
             }
             (summary.agent, summary.skill) = (agent, skill);
+            if let Some(run) = batch.run.filter(|run| !summary.running.contains(run)) {
+                if summary.running.len() >= MAX_RUNNING {
+                    summary.running.remove(0);
+                }
+                summary.running.push(run);
+            }
         }
+        kind if kind.ends_call() => summary.running.retain(|run| batch.run != Some(*run)),
         EventType::Title => {
             summary.title = serde_json::from_str::<TitlePayload>(payload).unwrap_or_default().title;
             summary.updated_at.clone_from(&event.at);
@@ -307,6 +321,7 @@ fn apply(
                     summary.forked_at.remove(0);
                 }
                 for run in orphaned {
+                    summary.running.retain(|running| *running != run);
                     changes.runs.entry(run).or_default().push(RunChange::orphaned(index));
                 }
             }

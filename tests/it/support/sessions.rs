@@ -52,7 +52,10 @@ impl Sessions<'_> {
             assert_eq!(message["index"], index, "{session}");
         }
         assert_eq!(session["message_count"], messages.len(), "{session}");
-        messages.iter().map(|message| format!("{}: {}", text(&message["role"]), text(&message["content"]))).collect()
+        messages
+            .iter()
+            .map(|message| format!("{}: {}", text(&message["role"]), text(&message["content"])))
+            .collect()
     }
 
     /// All events, in pages.
