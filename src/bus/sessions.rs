@@ -26,8 +26,10 @@ use crate::caller::Caller;
 use crate::dispatch::fair_permits::FairPermits;
 use crate::events::event::index_position;
 use crate::events::follow::Follower;
+use crate::events::sessions::page::EventsRequest;
 use crate::events::sessions::projector::SessionRef;
-use crate::events::sessions::service::{EventsRequest, MAX_LISTED, Sessions, parse};
+use crate::events::sessions::reading::MAX_LISTED;
+use crate::events::sessions::service::{Sessions, parse};
 use crate::reply::error::{ActionError, Code};
 use crate::text::error_chain;
 

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::sessions::{bridge, sessions};
 use crate::support::bridge::{Bridge, launched};
-use crate::support::event_log::{EventLog, RawFrames};
+use crate::support::event_log::EventLog;
 use crate::support::eventually::{eventually, eventually_within};
 use crate::support::nats::NatsServer;
 use crate::support::sessions::{Sessions, text};
@@ -134,8 +134,7 @@ async fn a_run_under_way_is_cancelled_or_goes_on_alone() {
     for (on_running, status) in [("cancel", "cancelled"), ("orphan", "orphaned")] {
         let session = format!("s-{on_running}");
         let body = json!({ "prompt": "4", "meta": { "session_id": session } });
-        // In this mode, the agent names its task at once.
-        let mut call = bridge.call("demo.slow", body).mode("stream").begin().await;
+        let mut call = bridge.call("demo.slow", body).begin().await;
         eventually(|| async {
             let runs = match sessions.request("runs", json!({ "id": session })).await.body["runs"].as_array()
             {
@@ -154,7 +153,7 @@ async fn a_run_under_way_is_cancelled_or_goes_on_alone() {
         })
         .await;
         assert_eq!(runs.len(), 1);
-        let reply = RawFrames::collect(&mut call).await.result();
+        let reply = call.reply_within(Duration::from_secs(20)).await.unwrap();
         assert_eq!(
             reply["status"],
             if on_running == "cancel" { "CANCELED" } else { "COMPLETED" },

@@ -291,7 +291,8 @@ impl EventStore for JetStreamEventStore {
             let erased = self.call("STREAM.MSG.DELETE", &json!({ "seq": sequence, "no_erase": false })).await;
             match erased {
                 Err(ApiError::Refused {
-                    code: code::MESSAGE_NOT_FOUND | code::MESSAGE_NOT_DELETED, ..
+                    code: code::MESSAGE_NOT_FOUND | code::MESSAGE_NOT_DELETED | code::SEQUENCE_NOT_FOUND,
+                    ..
                 }) => {
                     passage.succeeded();
                     // The server says the same of a message that is gone, and of one that it cannot remove.

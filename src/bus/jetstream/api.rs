@@ -37,6 +37,7 @@ pub(in crate::bus) mod code {
     pub(crate) const INSUFFICIENT_MEMORY: u32 = 10028;
     pub(crate) const MESSAGE_NOT_FOUND: u32 = 10037;
     pub(crate) const NOT_ENABLED_FOR_ACCOUNT: u32 = 10039;
+    pub(crate) const SEQUENCE_NOT_FOUND: u32 = 10043;
     pub(crate) const INSUFFICIENT_STORAGE: u32 = 10047;
     pub(crate) const MESSAGE_TOO_LARGE: u32 = 10054;
     pub(crate) const MESSAGE_NOT_DELETED: u32 = 10057;

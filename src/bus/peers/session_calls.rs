@@ -124,17 +124,20 @@ impl AgentCalls for SessionCalls {
 
     fn ask<'a>(&'a self, request: AgentRequest<'a>) -> BoxFuture<'a, Result<(), ActionError>> {
         async move {
-            let AgentRequest { caller, agent, skill, body } = request;
+            let AgentRequest { caller, agent, instance, skill, body } = request;
             let action = skill.map_or_else(|| Token::action(PROMPT), Token::action);
-            let (to, info) = (self.peers.instance, self.info(caller, true));
-            match self.send(to, (agent, action.as_str()), &info, body, false).await {
-                Answer::Accepted | Answer::Reply(Ok(_)) => Ok(()),
-                Answer::Reply(Err(error)) => Err(error),
-                Answer::Gone => {
-                    let why = "the bridge that has forked the session does not serve it";
-                    Err(ActionError::unavailable(agent, Some(why)))
+            let (own, info) = (self.peers.instance, self.info(caller, true));
+            let last = instance.and_then(|instance| Uuid::try_parse(instance).ok());
+            // This bridge may serve other agents than the one that has asked this one.
+            for to in [own].into_iter().chain(last.filter(|last| *last != own)) {
+                match self.send(to, (agent, action.as_str()), &info, body.clone(), false).await {
+                    Answer::Accepted | Answer::Reply(Ok(_)) => return Ok(()),
+                    Answer::Reply(Err(error)) => return Err(error),
+                    Answer::Gone => {}
                 }
             }
+            let why = "no bridge that is known to serve it responds";
+            Err(ActionError::unavailable(agent, Some(why)))
         }
         .boxed()
     }

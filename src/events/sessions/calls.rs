@@ -24,6 +24,8 @@ pub(crate) trait AgentCalls: fmt::Debug + Send + Sync {
 pub(crate) struct AgentRequest<'a> {
     pub caller: &'a Caller,
     pub agent: &'a str,
+    /// The replica that has asked the agent last.
+    pub instance: Option<&'a str>,
     /// `None` for the agent as a whole.
     pub skill: Option<&'a str>,
     /// As in a request for an action.

@@ -269,6 +269,7 @@ impl Sessions {
         let request = AgentRequest {
             caller: &child.caller,
             agent,
+            instance: parent.summary.instance.as_deref(),
             skill: parent.summary.skill.as_deref(),
             body: to_bytes(&body),
         };

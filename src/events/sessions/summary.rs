@@ -48,6 +48,9 @@ pub(crate) struct Summary {
     pub agent: Option<Arc<str>>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub skill: Option<Arc<str>>,
+    /// The replica that asked it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub instance: Option<String>,
     /// The agents that have taken part, with their first runs.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub agents: Vec<(Arc<str>, Uuid)>,
@@ -171,6 +174,7 @@ struct ForkedPayload {
 struct StartPayload {
     agent: Option<Arc<str>>,
     skill: Option<Arc<str>>,
+    instance: Option<String>,
 }
 
 impl Summary {
@@ -187,6 +191,7 @@ impl Summary {
             start: 0,
             agent: None,
             skill: None,
+            instance: None,
             agents: Vec::new(),
             running: Vec::new(),
             chain: String::new(),
@@ -293,14 +298,14 @@ fn apply(
             }
         }
         EventType::AgentStart => {
-            let StartPayload { agent, skill } = serde_json::from_str(payload).unwrap_or_default();
+            let StartPayload { agent, skill, instance } = serde_json::from_str(payload).unwrap_or_default();
             if let (Some(agent), Some(run)) = (&agent, batch.run)
                 && summary.agents.len() < MAX_AGENTS
                 && !summary.agents.iter().any(|(known, _)| known == agent)
             {
                 summary.agents.push((Arc::clone(agent), run));
             }
-            (summary.agent, summary.skill) = (agent, skill);
+            (summary.agent, summary.skill, summary.instance) = (agent, skill, instance);
             if let Some(run) = batch.run.filter(|run| !summary.running.contains(run)) {
                 if summary.running.len() >= MAX_RUNNING {
                     summary.running.remove(0);
