@@ -138,12 +138,9 @@ pub(super) async fn run(args: SessionsArgs) -> CliResult {
             };
             let default = if content.is_some() { "user_edit" } else { "branch" };
             let reason = reason.unwrap_or_else(|| default.to_owned());
-            let mut body = json!({
-                "id": id, "at": at, "reason": reason, "on_running": on_running, "run": run,
+            let body = json!({
+                "id": id, "at": at, "reason": reason, "on_running": on_running, "run": run, "content": content,
             });
-            if let Some(content) = content {
-                body["content"] = content.into();
-            }
             let fork = request(&mesh, "fork", &body).await?;
             if json {
                 return print_json(&fork);

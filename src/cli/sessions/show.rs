@@ -20,22 +20,18 @@ const MAX_PAGES: usize = 1000;
 /// All sessions, and those that were deleted.
 async fn read_list(mesh: &NatsClient, since: Option<u64>) -> CliResult<Value> {
     let (mut sessions, mut deleted) = (Vec::new(), Vec::new());
-    let mut body = json!({ "limit": PAGE });
-    if let Some(since) = since {
-        body["since"] = since.into();
-    }
+    let (mut cursor, mut revision) = (None, None);
     for _ in 0..MAX_PAGES {
-        let page = request(mesh, "list", &body).await?;
+        let page = request(mesh, "list", &json!({ "limit": PAGE, "since": since, "cursor": cursor })).await?;
         sessions.extend_from_slice(page.list("/sessions"));
         deleted.extend_from_slice(page.list("/deleted"));
-        match page.text("/cursor") {
-            Some(cursor) => body["cursor"] = cursor.into(),
-            None => {
-                return Ok(json!({ "sessions": sessions, "deleted": deleted, "revision": page["revision"] }));
-            }
+        revision = page.pointer("/revision").cloned();
+        cursor = page.text("/cursor").map(str::to_owned);
+        if cursor.is_none() {
+            break;
         }
     }
-    Ok(json!({ "sessions": sessions, "deleted": deleted }))
+    Ok(json!({ "sessions": sessions, "deleted": deleted, "revision": revision }))
 }
 
 pub(super) async fn list(mesh: &NatsClient, since: Option<u64>, json: bool) -> CliResult {
@@ -75,13 +71,15 @@ pub(super) async fn list(mesh: &NatsClient, since: Option<u64>, json: bool) -> C
 pub(super) async fn read(mesh: &NatsClient, id: &str) -> CliResult<Value> {
     let mut session = request(mesh, "get", &json!({ "id": id })).await?;
     let mut messages = session.list("/messages").to_vec();
-    while let Some(earlier) = session.pointer("/earlier").and_then(Value::as_u64) {
-        let part = request(mesh, "get", &json!({ "id": id, "before": earlier })).await?;
+    let number = |part: &Value| part.pointer("/earlier").and_then(Value::as_u64);
+    let mut earlier = number(&session);
+    while let Some(before) = earlier {
+        let part = request(mesh, "get", &json!({ "id": id, "before": before })).await?;
         if part.list("/messages").is_empty() {
             break;
         }
         messages.splice(0..0, part.list("/messages").iter().cloned());
-        session["earlier"] = part.pointer("/earlier").cloned().unwrap_or(Value::Null);
+        earlier = number(&part);
     }
     if let Some(session) = session.as_object_mut() {
         session.remove("earlier");
@@ -97,8 +95,8 @@ pub(super) async fn show(mesh: &NatsClient, id: &str, runs: bool, json: bool) ->
         false => None,
     };
     if json {
-        if let Some(runs) = runs {
-            session["runs"] = runs["runs"].clone();
+        if let (Some(session), Some(runs)) = (session.as_object_mut(), runs) {
+            session.insert("runs".to_owned(), runs.list("/runs").into());
         }
         return print_json(&session);
     }
@@ -163,7 +161,7 @@ pub(super) async fn stats(mesh: &NatsClient, json: bool) -> CliResult {
     if json {
         return print_json(&json!({
             "sessions": sessions.len(), "forks": forks, "messages": messages, "longest": longest,
-            "agents": agents, "revision": list["revision"],
+            "agents": agents, "revision": list.pointer("/revision"),
         }));
     }
     let rows = [

@@ -258,14 +258,10 @@ impl Sessions {
     ) -> Result<(), ActionError> {
         let (Some(agent), Some(question)) = (&parent.summary.agent, question) else { return Ok(()) };
         let Question { content, files, data } = question;
-        let mut body = json!({ "prompt": content, "meta": { "session_id": child.id } });
         let urls: Vec<&Value> = files.iter().filter_map(|file| file.get("url")).collect();
-        if !urls.is_empty() {
-            body["files"] = json!(urls);
-        }
-        if let Some(data) = data {
-            body["data"] = data;
-        }
+        let body = json!({
+            "prompt": content, "files": urls, "data": data, "meta": { "session_id": child.id },
+        });
         let request = AgentRequest {
             caller: &child.caller,
             agent,

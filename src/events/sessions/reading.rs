@@ -6,8 +6,8 @@ use std::sync::Arc;
 use bytes::Bytes;
 use futures_util::StreamExt as _;
 use serde::{Deserialize, Serialize};
+use serde_json::json;
 use serde_json::value::RawValue;
-use serde_json::{Value, json};
 
 use super::lineage::{self, Lineage};
 use super::messages::{FoundMessage, Message};
@@ -84,17 +84,16 @@ impl Sessions {
                 false => sessions.push(view),
             }
         }
-        let mut reply = json!({ "deleted": deleted, "revision": last });
-        if has_more {
-            reply["cursor"] = json!(last.to_string());
-        }
         #[derive(Serialize)]
         struct Body {
             sessions: Vec<Box<RawValue>>,
-            #[serde(flatten)]
-            rest: Value,
+            deleted: Vec<Arc<str>>,
+            revision: u64,
+            #[serde(skip_serializing_if = "Option::is_none")]
+            cursor: Option<String>,
         }
-        Ok(to_bytes(&Body { sessions, rest: reply }))
+        let cursor = has_more.then(|| last.to_string());
+        Ok(to_bytes(&Body { sessions, deleted, revision: last, cursor }))
     }
 
     pub(crate) async fn get(&self, caller: &Caller, body: &[u8], room: usize) -> Result<Bytes, ActionError> {
