@@ -76,7 +76,7 @@ async fn a_message_is_edited_and_the_agent_goes_on_from_there() {
     let events = sessions.events(&second, 3).await;
     let own = events.iter().filter(|event| event["session"] == second.as_str());
     let own: Vec<_> = own.map(|event| text(&event["type"])).collect();
-    assert_eq!(own, ["session_created", "fork", "edit", "user_message"]);
+    assert_eq!(own, ["fork", "edit", "user_message"]);
     assert_eq!(events[0]["session"], "s");
     let on_parent = sessions.events("s", 1000).await.pop().unwrap();
     assert_eq!((&on_parent["type"], &on_parent["payload"]["child"]), (&json!("forked"), &json!(child)));
@@ -99,6 +99,10 @@ async fn a_session_is_forked_at_every_message() {
     let messages = until_messages(&sessions, &child, 4).await;
     assert!(messages[3].contains("two") && messages[3].contains("user: one"), "{messages:?}");
     assert_eq!(sessions.runs(&child).await.len(), 1);
+    // The same in a fork in which no agent was asked.
+    let silent = fork(&sessions, json!({ "id": child, "at": 3, "reason": "branch" })).await;
+    let second = fork(&sessions, json!({ "id": silent, "at": 3, "reason": "retry", "run": true })).await;
+    assert!(until_messages(&sessions, &second, 4).await[3].contains("two"));
     // A fork of a fork, before the point where it began.
     let grandchild = fork(&sessions, json!({ "id": child, "at": 1, "reason": "branch" })).await;
     assert_eq!(sessions.messages(&grandchild).await, all[..1]);

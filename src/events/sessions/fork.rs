@@ -14,7 +14,9 @@ use super::lineage::{Lineage, MAX_DEPTH};
 use super::messages::{self, Content, Role};
 use super::projector::{Projected, SessionRef};
 use super::service::{SessionView, Sessions, check_revision, parse, unavailable};
-use super::summary::{ForkReason, MAX_FORK_TIMES, ParentLink, Position};
+use super::summary::{
+    ChildLink, ForkPayload, ForkReason, ForkedPayload, MAX_FORK_TIMES, ParentLink, Position, Summary,
+};
 use crate::caller::Caller;
 use crate::events::codec::NewEvent;
 use crate::events::event::EventType;
@@ -89,13 +91,15 @@ impl Sessions {
 
         let child = SessionRef::new(caller, &Uuid::new_v4().to_string());
         // The parent learns of its fork first: it keeps what the fork needs.
-        let forked = json!({
-            "child": child.id, "index": point.link.parent_index, "message_index": request.at,
-            "reason": request.reason, "orphaned": orphaned,
-        });
+        let forked = ForkedPayload {
+            child: ChildLink { child: Arc::clone(&child.id), index: point.link.parent_index },
+            message_index: request.at,
+            reason: request.reason,
+            orphaned,
+        };
         let forked = NewEvent::new(EventType::Forked, &forked);
         self.append(&parent, vec![forked], false).await.map_err(unavailable)?;
-        let events = self.first_events(&child, &found, &point, request.content.as_deref());
+        let events = first_events(&found, &point, request.content.as_deref());
         self.append(&child, events, true).await.map_err(unavailable)?;
         // Behind the reply: the next reader would do it, too.
         super::projector::project_later(&self.log, parent.clone());
@@ -220,35 +224,6 @@ impl Sessions {
         Ok(running)
     }
 
-    /// The events with which the log of a fork begins.
-    fn first_events(
-        &self,
-        child: &SessionRef,
-        parent: &Projected,
-        point: &ForkPoint,
-        content: Option<&str>,
-    ) -> Vec<NewEvent> {
-        let summary = &parent.summary;
-        let created = json!({
-            "id": child.id, "title": summary.title, "agent": summary.agent, "config": summary.config,
-        });
-        let mut events = vec![
-            NewEvent::new(EventType::SessionCreated, &created),
-            NewEvent::new(EventType::Fork, &point.link),
-        ];
-        let Some(content) = content else { return events };
-        if let Some(replaced) = point.replaced.as_ref().filter(|replaced| replaced.role == Role::User) {
-            // References: a copy would outlive a redaction.
-            let mut previous = replaced.previous.clone();
-            previous.push(replaced.event);
-            let previous = previous.split_off(previous.len().saturating_sub(MAX_EDITS));
-            let edit = json!({ "message_index": point.link.message_index, "previous": previous });
-            events.push(NewEvent::new(EventType::Edit, &edit));
-        }
-        events.push(NewEvent::new(EventType::UserMessage, &json!({ "content": content })));
-        events
-    }
-
     /// Asks the agent of the parent with the last message.
     async fn ask(
         &self,
@@ -287,6 +262,30 @@ struct Question {
     content: String,
     files: Vec<Value>,
     data: Option<Value>,
+}
+
+/// The events with which the log of a fork begins.
+fn first_events(parent: &Projected, point: &ForkPoint, content: Option<&str>) -> Vec<NewEvent> {
+    let Summary { title, agent, skill, config, .. } = &parent.summary;
+    let fork = ForkPayload {
+        link: point.link.clone(),
+        title: title.clone(),
+        agent: agent.clone(),
+        skill: skill.clone(),
+        config: config.clone(),
+    };
+    let mut events = vec![NewEvent::new(EventType::Fork, &fork)];
+    let Some(content) = content else { return events };
+    if let Some(replaced) = point.replaced.as_ref().filter(|replaced| replaced.role == Role::User) {
+        // References: a copy would outlive a redaction.
+        let mut previous = replaced.previous.clone();
+        previous.push(replaced.event);
+        let previous = previous.split_off(previous.len().saturating_sub(MAX_EDITS));
+        let edit = json!({ "message_index": point.link.message_index, "previous": previous });
+        events.push(NewEvent::new(EventType::Edit, &edit));
+    }
+    events.push(NewEvent::new(EventType::UserMessage, &json!({ "content": content })));
+    events
 }
 
 async fn read_question(

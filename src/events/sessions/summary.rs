@@ -75,7 +75,22 @@ pub(crate) struct Summary {
     pub caller: Caller,
 }
 
-/// From which session a fork comes. The payload of `fork`.
+/// The payload of `fork`, with which the log of a fork begins.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct ForkPayload {
+    #[serde(flatten)]
+    pub link: ParentLink,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub title: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub agent: Option<Arc<str>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub skill: Option<Arc<str>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub config: Option<Value>,
+}
+
+/// From which session a fork comes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct ParentLink {
     pub parent: Arc<str>,
@@ -90,7 +105,7 @@ pub(crate) struct ParentLink {
     /// How many ancestors the fork has.
     pub depth: u32,
     /// The hash of the messages before.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "String::is_empty")]
     pub chain: String,
 }
 
@@ -102,7 +117,7 @@ pub(crate) enum ForkReason {
     Retry,
 }
 
-/// A fork of the session. The payload of `forked`.
+/// A fork of the session.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct ChildLink {
     pub child: Arc<str>,
@@ -161,12 +176,16 @@ struct TitlePayload {
     title: Option<String>,
 }
 
-#[derive(Deserialize)]
-struct ForkedPayload {
+/// The payload of `forked`, on the parent.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct ForkedPayload {
     #[serde(flatten)]
-    child: ChildLink,
-    #[serde(default)]
-    orphaned: Vec<Uuid>,
+    pub child: ChildLink,
+    pub message_index: u64,
+    pub reason: ForkReason,
+    /// Runs that go on without the parent.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub orphaned: Vec<Uuid>,
 }
 
 #[derive(Default, Deserialize)]
@@ -291,7 +310,9 @@ fn apply(
             summary.config = created.config;
         }
         EventType::Fork => {
-            if let Ok(link) = serde_json::from_str::<ParentLink>(payload) {
+            if let Ok(ForkPayload { link, title, agent, skill, config }) = serde_json::from_str(payload) {
+                (summary.title, summary.agent, summary.skill) = (title, agent, skill);
+                summary.config = config;
                 summary.message_count = link.message_index;
                 summary.chain.clone_from(&link.chain);
                 summary.parent = Some(link);
@@ -319,7 +340,7 @@ fn apply(
             summary.updated_at.clone_from(&event.at);
         }
         EventType::Forked => {
-            if let Ok(ForkedPayload { child, orphaned }) = serde_json::from_str(payload) {
+            if let Ok(ForkedPayload { child, orphaned, .. }) = serde_json::from_str(payload) {
                 summary.children.push(child);
                 summary.forked_at.push(event.at.clone());
                 if summary.forked_at.len() > MAX_FORK_TIMES {
