@@ -32,9 +32,10 @@ use crate::bus::identity::Identity;
 use crate::bus::jetstream::{Api, JetStreamAbsence};
 use crate::bus::object_store::{Files, ObjectStore};
 use crate::bus::outbox::Outbox;
-use crate::bus::peers::{ForwardedCalls, Forwarder, NatsPeers};
+use crate::bus::peers::{ForwardedCalls, Forwarder, NatsPeers, SessionCalls};
 use crate::bus::publication::Publication;
 use crate::bus::service::{ServiceContext, ServiceError, round_trip};
+use crate::bus::sessions::SessionService;
 use crate::bus::stoppable_task::StoppableTask;
 use crate::bus::subject::{AGENT_PROTOCOL_ROOT, ReplyGuard, SubjectError, Subjects};
 use crate::config::{self, AgentConfig, Config, JetStreamMode};
@@ -42,6 +43,7 @@ use crate::dispatch::call_log::CallLogSetting;
 use crate::dispatch::{Dispatcher, maintenance};
 use crate::events::log::{AgentLog, EventLog};
 use crate::events::mapping::TypeRules;
+use crate::events::sessions::service::Sessions;
 use crate::files::fetch::FetchRules;
 use crate::files::{FileAccess, FileRules};
 use crate::memory::{self, MemoryBudget};
@@ -76,6 +78,8 @@ pub enum BridgeError {
     Control { agent: String, source: ServiceError },
     #[error("cannot receive requests for files")]
     Files { source: ServiceError },
+    #[error("cannot receive requests about sessions")]
+    Sessions { source: ServiceError },
     #[error("cannot reach other replicas")]
     Peers(#[source] ServiceError),
     #[error("the bridge is stopping")]
@@ -93,6 +97,8 @@ pub struct Bridge {
     files: Arc<ObjectStore>,
     /// `None` before [`Bridge::serve`], and once the bridge stops.
     file_service: Mutex<Option<StoppableTask>>,
+    /// `None` before [`Bridge::serve`], once the bridge stops, and without an event log.
+    session_service: Mutex<Option<SessionService>>,
     peers: Arc<NatsPeers>,
     /// `None` without the setting `events`.
     log: Option<Arc<EventLog>>,
@@ -232,6 +238,7 @@ impl Bridge {
             subjects,
             files,
             file_service: Mutex::default(),
+            session_service: Mutex::default(),
             peers,
             log,
             http,
@@ -269,6 +276,7 @@ impl Bridge {
             stopping.run_until_cancelled(upkeep).await;
         });
         self.serve_files().await?;
+        self.serve_sessions().await?;
         for agent in config.agents {
             self.add(agent).await?;
         }
@@ -288,6 +296,19 @@ impl Bridge {
             file_service::start(Arc::clone(&self.files), &self.context, outbox, memory, tasks).await;
         let service = service.map_err(|source| BridgeError::Files { source })?;
         *self.file_service.lock().unwrap_or_else(PoisonError::into_inner) = Some(service);
+        Ok(())
+    }
+
+    async fn serve_sessions(&self) -> Result<(), BridgeError> {
+        let Some(log) = &self.log else { return Ok(()) };
+        let calls = Arc::new(SessionCalls::new(&self.peers));
+        let sessions = Arc::new(Sessions::new(Arc::clone(log), calls));
+        let memory = self.memory.account("");
+        let outbox = Outbox::new(self.context.client.clone(), &memory, self.context.confirmations.clone());
+        let service =
+            SessionService::start(sessions, &self.context, &self.subjects, outbox, &self.host.tasks).await;
+        let service = service.map_err(|source| BridgeError::Sessions { source })?;
+        *self.session_service.lock().unwrap_or_else(PoisonError::into_inner) = Some(service);
         Ok(())
     }
 
@@ -423,6 +444,9 @@ impl Bridge {
         let dispatcher = Dispatcher::new(agent.clone(), actions, calls.clone(), call_log);
         let (context, subjects, tasks) = (&self.context, &self.subjects, &self.host.tasks);
         let outbox = Outbox::new(context.client.clone(), &agent.memory, context.confirmations.clone());
+        if let Some(log) = &self.log {
+            log.set_secrets(&agent.name, agent.secrets.clone());
+        }
         let log = self.log.as_ref().map(|log| AgentLog {
             log: Arc::clone(log),
             agent: Arc::clone(&agent.name),
@@ -566,6 +590,10 @@ impl Bridge {
         if let Some(file_service) = file_service {
             file_service.stop().await;
         }
+        let session_service = self.session_service.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(session_service) = session_service {
+            session_service.stop().await;
+        }
         log_step("NATS closed", async {
             for served in &served {
                 served.control.stop().await;
@@ -653,8 +681,6 @@ async fn open_log(
     host: &ProcessHost,
 ) -> Option<Arc<EventLog>> {
     let config::EventsConfig { record, required, max_age, max_bytes, history } = config.events.as_ref()?;
-    let config::HistoryConfig { mode, messages, bytes } = history;
-    tracing::debug!(?record, required, ?mode, messages, bytes, "the event log is on");
     let replicas = config.nats.jetstream.replicas;
     let limits = LogLimits { max_age: *max_age, max_bytes: *max_bytes, replicas };
     let store = Arc::new(JetStreamEventStore::new(api, subjects.clone(), limits));
@@ -665,7 +691,8 @@ async fn open_log(
     host.tasks.spawn("event log", OnPanic::Log, async move {
         stop.run_until_cancelled(watched.watch()).await;
     });
-    let log = EventLog::new(store, *record, *required, peers.instance(), host.tasks.clone());
+    let (instance, tasks) = (peers.instance(), host.tasks.clone());
+    let log = EventLog::new(store, *record, *required, instance, tasks, history.clone());
     Some(Arc::new(log))
 }
 

@@ -18,7 +18,9 @@
 //! | task | the agent's unit of work (A2A's term) |
 //! | settled | a task that is final, or waits for the caller |
 //! | follow-up | a waiting question of an agent, and the id that answers it |
-//! | session | a conversation; A2A's `contextId` |
+//! | session | a conversation; A2A's `contextId`; with an event log, also what was said in it |
+//! | projection | what is stored of a session, derived from its events |
+//! | lineage | a fork and its ancestors |
 //! | run | the state machine that carries one call to its reply; in the event log, a call with the answers to its questions |
 //! | frame | one message of a streamed reply |
 //! | replica | one of several bridges with the same configuration |
@@ -145,6 +147,11 @@
 //! | whether a process may get requests for a launched agent | `AgentPort::owner` before a card is read, `AgentPort::check_peer` for a new connection, in `process/agent_port.rs` |
 //! | whether a host gets credentials | `DialectChooser::client` in `a2a/choose.rs`, with `AddressPolicy::is_trusted` in `a2a/address.rs` |
 //! | redaction of credentials in errors | `Dispatcher::guarded` in `dispatch/mod.rs`, with `ActionError::redacted` in `reply/error.rs`; `Actions::record_untracked` in `action/actions.rs` for errors that are stored with a task; `secrets.rs` knows the secrets |
+//! | which events are messages, and what a session is | `fold` in `events/sessions/summary.rs`, with `events/sessions/messages.rs` |
+//! | which replica's update of a session's record wins | `project` in `events/sessions/projector.rs`: the one that has seen the last revision |
+//! | which events a fork has, and where redacted ones are | `Lineage` in `events/sessions/lineage.rs` |
+//! | what a deleted session leaves to its forks | `Sessions::remove` in `events/sessions/removal.rs` |
+//! | whether an agent gets the conversation so far | `RunLog::history` in `events/run_log.rs`, with `events/sessions/history.rs` |
 //! | redaction of credentials in what an agent serves in place of a card | `parse` in `a2a/card/fetch.rs`, before the error quotes it |
 //! | which characters a terminal or a log does not get | `is_unprintable` in `text.rs`; `cli/output.rs` and `telemetry/log_format.rs` apply it |
 //! | whether an agent that rejects probes, or fails on them, is ready | `ProbeFailure::prevents_calls` in `a2a/choose.rs`; `probe::read_card` in `agent/probe.rs` applies it |

@@ -270,6 +270,10 @@ pub(crate) struct MemoryCharge {
 }
 
 impl MemoryCharge {
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
     /// Charges `bytes` in place of what was charged before. After an error, the charge is as before.
     pub(crate) fn resize(&mut self, bytes: usize) -> Result<(), OutOfMemory> {
         let bytes = match bytes {

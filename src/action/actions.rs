@@ -190,7 +190,7 @@ impl Actions {
             Box::pin(self.check_references(&meta.reference_task_ids, &options.caller)).await?;
         }
         let parts = self.resolve_files(parts, deadline).await?;
-        let content = MessageContent::new(&self.memory, parts, &mut meta).await?;
+        let mut content = MessageContent::new(&self.memory, parts, &mut meta).await?;
         let output_modes: Arc<[String]> = if meta.output_modes.is_empty() {
             [&skill.output_modes, &live_agent.card.output_modes]
                 .into_iter()
@@ -214,7 +214,13 @@ impl Actions {
             card_hash: &live_agent.card.hash,
             continues: None,
         };
-        let link = progress.begin_run(start).await?;
+        let (link, history) = match progress.begin_run(start).await? {
+            Some(begun) => (Some(begun.link), begun.history),
+            None => (None, None),
+        };
+        if let Some(history) = history {
+            content.prepend(&self.memory, history)?;
+        }
         let logged_session = link.as_ref().and_then(|link| link.session.clone());
         let retries = Retries::new(&self.agent);
         let input = RunInput {

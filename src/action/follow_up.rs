@@ -65,7 +65,7 @@ pub(crate) async fn answer(
         continues: question.run.as_ref(),
     };
     let link = match progress.begin_run(start).await {
-        Ok(link) => link,
+        Ok(begun) => begun.map(|begun| begun.link),
         Err(error) => {
             claim.release().await;
             return Err(error);

@@ -70,6 +70,14 @@ pub(crate) struct RunStart<'a> {
     pub continues: Option<&'a RunLink>,
 }
 
+/// A call that is logged.
+#[derive(Debug)]
+pub(crate) struct BegunRun {
+    pub link: Arc<LiveRunLink>,
+    /// What was said in the session before, for an agent that does not know it.
+    pub history: Option<Part>,
+}
+
 /// The front door's side of a call. A slow implementation slows only the reading from the agent.
 pub(crate) trait Progress: Send {
     /// The request is about to run, or was refused; the agent has not been called yet. Not called for a repeated
@@ -82,7 +90,7 @@ pub(crate) trait Progress: Send {
     fn begin_run(
         &mut self,
         _: RunStart<'_>,
-    ) -> impl Future<Output = Result<Option<Arc<LiveRunLink>>, ActionError>> + Send {
+    ) -> impl Future<Output = Result<Option<BegunRun>, ActionError>> + Send {
         std::future::ready(Ok(None))
     }
 

@@ -88,6 +88,8 @@ pub(crate) struct CallOptions {
     pub files: FileMode,
     /// Whether the caller asks to log the call.
     pub is_logged: bool,
+    /// Whether the log of the session has the message already.
+    pub has_logged_message: bool,
     /// The trace context for the agent.
     pub trace: TraceContext,
     /// Charges the memory of the reply. It outlives the run of the call: keep a clone until the reply is encoded.
@@ -165,6 +167,17 @@ impl MessageContent {
 
     pub(super) fn parts(&self) -> &[Part] {
         &self.parts
+    }
+
+    /// Puts another part before the others.
+    pub(super) fn prepend(&mut self, account: &Arc<MemoryAccount>, part: Part) -> Result<(), OutOfMemory> {
+        let size = 3 * part.allocated() + 2 * escapes(&part);
+        match &mut self.charge {
+            Some(charge) => charge.resize(charge.bytes() + size)?,
+            None => account.cover(&mut self.charge, size)?,
+        }
+        self.parts.insert(0, part);
+        Ok(())
     }
 
     /// The agent has responded, so the message is not sent again.

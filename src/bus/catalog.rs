@@ -21,7 +21,7 @@ pub(crate) const MAX_ACTIONS: usize = 500;
 /// Maximum number of name clashes that are logged for one card.
 const MAX_WARNINGS: usize = 20;
 /// The action of an agent without published skills.
-const PROMPT: &str = "prompt";
+pub(super) const PROMPT: &str = "prompt";
 /// Maximum bytes of a description in metadata; placeholders are read from the whole text.
 const MAX_DESCRIPTION: usize = 2048;
 const MAX_NAME: usize = 256;

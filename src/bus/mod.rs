@@ -24,5 +24,6 @@ mod per_card;
 pub(crate) mod publication;
 mod reply_files;
 pub mod service;
+pub(crate) mod sessions;
 pub(crate) mod stoppable_task;
 pub(crate) mod subject;

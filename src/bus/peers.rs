@@ -27,6 +27,7 @@ mod calls;
 mod forward;
 mod liveness;
 mod messages;
+mod session_calls;
 mod table;
 #[cfg(test)]
 mod tests;
@@ -55,6 +56,7 @@ pub(super) use self::forward::PEER;
 pub(crate) use self::forward::{ForwardableRequest, Forwarder};
 use self::liveness::SharedPings;
 use self::messages::{Announcement, ClaimAnswer, ClaimQuery, FindAnswer, FindQuery, RecordChanged};
+pub(crate) use self::session_calls::SessionCalls;
 use self::table::{PeerTable, Serving, Verdict};
 use super::service::{ServiceContext, ServiceError, round_trip};
 use super::subject::{ANNOUNCE, ReplyGuard, Subjects, Token};

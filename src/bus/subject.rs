@@ -216,6 +216,16 @@ impl Subjects {
         format!("{}.live.{owner}.{kind}.{id}", self.prefix)
     }
 
+    /// Events of all sessions of an owner.
+    pub(crate) fn session_events(&self, owner: &str) -> String {
+        format!("{}.event.{owner}.s.*", self.prefix)
+    }
+
+    /// Requests about sessions, such as `list`.
+    pub(crate) fn sessions(&self, verb: &str) -> String {
+        format!("{}.sessions.{verb}", self.prefix)
+    }
+
     /// All subjects of [`Self::event`].
     pub(crate) fn all_events(&self) -> String {
         format!("{}.event.>", self.prefix)

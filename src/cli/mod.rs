@@ -2,7 +2,7 @@
 //!
 //! Results go to stdout, everything else to stderr. Exit codes follow sysexits.h; see the constants below.
 //!
-//! `run`, `gateway` and `check` read the configuration. `agents`, `skills`, `call`, `task`, `files`, `card`, `logs` and `top` are ordinary NATS
+//! `run`, `gateway` and `check` read the configuration. `agents`, `skills`, `call`, `task`, `files`, `sessions`, `card`, `logs` and `top` are ordinary NATS
 //! clients: they use only the public protocol and work from any machine that reaches the server.
 
 mod agents;
@@ -26,6 +26,7 @@ mod output;
 mod plugin;
 mod progress;
 mod run;
+mod sessions;
 mod skills;
 mod state;
 mod systemd;
@@ -125,6 +126,8 @@ enum Command {
     Task(task::TaskArgs),
     /// Upload, download, list and delete files
     Files(files::FilesArgs),
+    /// List, show, replay and fork sessions in the event log
+    Sessions(sessions::SessionsArgs),
     /// Show the card of an agent
     Card(card::CardArgs),
     /// Show the output of agents that the bridge launched
@@ -299,6 +302,7 @@ fn execute(cli: Cli, log: &LogWriter) -> CliResult {
         Command::Attach(args) => block_on(attach::run(args)),
         Command::Task(args) => block_on(task::run(args)),
         Command::Files(args) => block_on(files::run(args)),
+        Command::Sessions(args) => block_on(sessions::run(args)),
         Command::Card(args) => block_on(card::run(args)),
         Command::Top(args) => block_on(top::run(args)),
         Command::DemoAgent(args) => block_on(async {

@@ -29,7 +29,7 @@ const PUBLISH: [&str; 8] = [
     "a2a.peers.*",
     "a2a.peer.files",
 ];
-const SUBSCRIBE: [&str; 14] = [
+const SUBSCRIBE: [&str; 15] = [
     "a2a.action.*.*",
     "a2a.card.*",
     "a2a.gw.>",
@@ -43,6 +43,7 @@ const SUBSCRIBE: [&str; 14] = [
     "a2a.files.*",
     "a2a.upload.*.*",
     "a2a.attach.*",
+    "a2a.sessions.*",
     "a2a.live.>",
 ];
 
@@ -183,6 +184,7 @@ fn serves() -> Value {
         {"subject": format!("{PREFIX}.action.<agent>.cancel_task"), "description": "cancel a task"},
         {"subject": format!("{PREFIX}.action.<agent>.get_task"), "description": "get a task"},
         {"subject": format!("{PREFIX}.card.<agent>"), "description": "the agent's card"},
+        {"subject": format!("{PREFIX}.sessions.<request>"), "description": "requests about sessions, if `events` is set"},
         {"subject": format!("{PREFIX}.attach.<agent>"), "description": "the frames of a logged call, if `events` is set"},
         {"subject": format!("{PREFIX}.control.<agent>.<command>"), "description": "for operators: show, start, stop, restart, logs"},
         {"subject": format!("{PREFIX}.gw.>"), "description": "for gateways: the same requests in the name of a principal"},

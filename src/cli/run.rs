@@ -309,6 +309,7 @@ fn bridge_error(error: BridgeError) -> CliError {
         | BridgeError::Publish { .. }
         | BridgeError::Control { .. }
         | BridgeError::Files { .. }
+        | BridgeError::Sessions { .. }
         | BridgeError::Stopping
         | BridgeError::Metrics { .. } => CliError::new(FAILED, error),
     }

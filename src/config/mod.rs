@@ -28,8 +28,8 @@ pub(crate) mod values;
 pub(crate) use agent::Port;
 pub(crate) use environment::Environment;
 pub(crate) use kinds::{
-    A2aVersion, ArtifactEvent, Binding, CallLogging, CallerBinding, EventRecord, GatewayRole, JetStreamMode,
-    KeyPlace, NatsUrl, Restart, StateReplicas, parse_word, without_user_info,
+    A2aVersion, ArtifactEvent, Binding, CallLogging, CallerBinding, EventRecord, GatewayRole, HistoryMode,
+    JetStreamMode, KeyPlace, NatsUrl, Restart, StateReplicas, parse_word, without_user_info,
 };
 pub use load::parse;
 pub(crate) use load::{load, load_nats, load_with};

@@ -104,6 +104,17 @@ pub(crate) struct Batch {
     /// How many frames of the call precede the batch. Numbers of frames survive the expiry of earlier batches.
     pub frames: FrameCounts,
     pub events: Vec<Event>,
+    /// The batch in place of which this one is, without what was redacted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kept: Option<Box<KeptBatch>>,
+}
+
+/// A batch that was removed from the log because of one of its events, without the content of that event.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct KeptBatch {
+    /// The sequence that the batch had. Its events keep their indexes.
+    pub sequence: u64,
+    pub batch: Batch,
 }
 
 /// The version of a batch of any release.
@@ -113,7 +124,6 @@ struct Version {
 }
 
 impl Batch {
-    #[cfg(test)]
     pub(crate) fn new(
         session: Option<Arc<str>>,
         run: Option<Uuid>,
@@ -121,10 +131,9 @@ impl Batch {
         frames: FrameCounts,
         events: Vec<Event>,
     ) -> Self {
-        Self { v: VERSION, session, run, call, frames, events }
+        Self { v: VERSION, session, run, call, frames, events, kept: None }
     }
 
-    #[cfg(test)]
     pub(crate) fn encode(&self) -> Bytes {
         json::to_bytes(self)
     }
@@ -166,13 +175,11 @@ impl Batch {
 }
 
 /// The index of an event in its session: increasing, with gaps.
-#[cfg_attr(not(test), expect(dead_code, reason = "for the sessions service"))]
 pub(crate) fn event_index(sequence: u64, position: usize) -> u64 {
     sequence.saturating_mul(MAX_EVENTS as u64).saturating_add(position as u64)
 }
 
 /// The sequence and the position behind an index.
-#[cfg_attr(not(test), expect(dead_code, reason = "for the sessions service"))]
 pub(crate) fn index_position(index: u64) -> (u64, usize) {
     let position = usize::try_from(index % MAX_EVENTS as u64).unwrap_or_default();
     (index / MAX_EVENTS as u64, position)

@@ -13,15 +13,16 @@ use super::event::EventType;
 use super::log::AgentLog;
 use super::run_log::{LoggedEnd, RunLog, RunPosition};
 use crate::a2a::model::{File, FileContent, Part};
-use crate::action::progress::{ForwardError, Listener, Progress, ProgressEvent, RunStart};
-use crate::action::request::CallOptions;
+use crate::action::progress::{BegunRun, ForwardError, Listener, Progress, ProgressEvent, RunStart};
+use crate::action::request::{CallOptions, ReplyMode};
 use crate::files::CallFiles;
 use crate::json::json_prefix;
 use crate::reply::Reply;
 use crate::reply::error::ActionError;
 use crate::reply::outcome::Outcome;
 use crate::state::peers::InstanceId;
-use crate::state::run_link::{LiveRunLink, RunLink};
+use crate::state::run_link::RunLink;
+use crate::text::millis;
 
 /// Passes progress on, and logs it first if the call is logged.
 #[derive(Debug)]
@@ -108,7 +109,7 @@ impl<'a, P: Progress> Logged<'a, P> {
                 Box::new(RunLog::new(agent.clone(), caller, link, RunPosition::new(0)))
             }
         };
-        run.send_first(first_events(agent, &start), &start);
+        run.send_first(first_events(agent, &start, self.options), &start);
         if log.is_required {
             run.first_stored().await?;
         }
@@ -123,8 +124,21 @@ fn new_run_id() -> Uuid {
     Uuid::now_v7()
 }
 
+/// The settings of a call, for the record of its run.
+fn settings(options: &CallOptions) -> serde_json::Value {
+    let reply = match options.mode {
+        ReplyMode::Final => "final",
+        ReplyMode::Stream => "stream",
+        ReplyMode::Submit => "submit",
+    };
+    match options.timeout {
+        Some(timeout) => json!({ "reply": reply, "timeout_ms": millis(timeout) }),
+        None => json!({ "reply": reply }),
+    }
+}
+
 /// What the log has of a message, and who gets it.
-fn first_events(agent: &AgentLog, start: &RunStart<'_>) -> Vec<NewEvent> {
+fn first_events(agent: &AgentLog, start: &RunStart<'_>, options: &CallOptions) -> Vec<NewEvent> {
     let message = match start.message {
         // A user's answer may be a password.
         None => NewEvent::new(EventType::UserMessage, &json!({ "redacted": true })),
@@ -135,9 +149,13 @@ fn first_events(agent: &AgentLog, start: &RunStart<'_>) -> Vec<NewEvent> {
         &json!({
             "agent": agent.agent, "skill": start.skill, "card_hash": start.card_hash,
             "context_id": start.context_id, "instance": agent.log.instance.simple().to_string(),
+            "settings": settings(options),
         }),
     );
     let mut events = vec![message, begin];
+    if options.has_logged_message && start.message.is_some() {
+        events.remove(0);
+    }
     for event in &mut events {
         event.payload = redacted(&event.payload, &agent.secrets);
     }
@@ -209,9 +227,15 @@ impl<P: Progress> Progress for Logged<'_, P> {
         self.inner.started().await;
     }
 
-    async fn begin_run(&mut self, start: RunStart<'_>) -> Result<Option<Arc<LiveRunLink>>, ActionError> {
+    async fn begin_run(&mut self, start: RunStart<'_>) -> Result<Option<BegunRun>, ActionError> {
         self.run = Box::pin(self.begin(start)).await?;
-        Ok(self.run.as_ref().map(|run| Arc::clone(run.link())))
+        let Some(run) = &mut self.run else { return Ok(None) };
+        let had_failed = run.has_failed();
+        let history = Box::pin(run.history(self.options.has_logged_message)).await;
+        if run.has_failed() && !had_failed {
+            self.inner.log_failed();
+        }
+        Ok(Some(BegunRun { link: Arc::clone(run.link()), history }))
     }
 
     async fn report(&mut self, event: ProgressEvent) {

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
 use futures_util::future::{BoxFuture, FutureExt as _, ready};
@@ -10,7 +10,8 @@ use futures_util::stream::{self, BoxStream, StreamExt as _};
 use tokio::sync::mpsc;
 use uuid::Uuid;
 
-use super::store::{AppendError, EventStore, LogKey, LogUnavailable, NewBatch, StoredBatch};
+use super::records::{LogRecord, RecordFilter, RecordKey, RecordPart};
+use super::store::{AppendError, EventStore, LogKey, LogScope, LogUnavailable, NewBatch, StoredBatch};
 
 /// A batch of the log.
 #[derive(Debug, Clone)]
@@ -26,6 +27,8 @@ struct Content {
     last: u64,
     subscribers: Vec<(LogKey, mpsc::UnboundedSender<StoredBatch>)>,
     runs: HashMap<(String, Uuid), Bytes>,
+    records: Vec<(RecordKey, LogRecord)>,
+    last_revision: u64,
 }
 
 /// A log that tests can break.
@@ -139,5 +142,86 @@ impl EventStore for MemoryEventStore {
     fn erase(&self, sequence: u64) -> BoxFuture<'_, Result<(), LogUnavailable>> {
         self.content().batches.retain(|batch| batch.stored.sequence != sequence);
         ready(self.check()).boxed()
+    }
+
+    fn get(&self, sequence: u64) -> BoxFuture<'_, Result<Option<StoredBatch>, LogUnavailable>> {
+        let found = self.batches().into_iter().find(|batch| batch.stored.sequence == sequence);
+        ready(self.check().map(|()| found.map(|found| found.stored))).boxed()
+    }
+
+    fn sessions<'a>(&'a self, owner: &'a str) -> BoxFuture<'a, Result<Vec<Arc<str>>, LogUnavailable>> {
+        let mut found: Vec<Arc<str>> = Vec::new();
+        for batch in self.batches() {
+            if let LogScope::Session(id) = batch.key.scope
+                && *batch.key.owner == *owner
+                && !found.contains(&id)
+            {
+                found.push(id);
+            }
+        }
+        ready(self.check().map(|()| found)).boxed()
+    }
+
+    fn read_record<'a>(
+        &'a self,
+        key: &'a RecordKey,
+    ) -> BoxFuture<'a, Result<Option<LogRecord>, LogUnavailable>> {
+        let content = self.content();
+        let found = content.records.iter().find(|(own, _)| own == key).map(|(_, record)| record.clone());
+        ready(self.check().map(|()| found)).boxed()
+    }
+
+    fn write_record<'a>(
+        &'a self,
+        key: &'a RecordKey,
+        value: Bytes,
+        expected: u64,
+    ) -> BoxFuture<'a, Result<u64, AppendError>> {
+        let mut content = self.content();
+        let revision = content.records.iter().find(|(own, _)| own == key).map_or(0, |(_, r)| r.revision);
+        if let Err(error) = self.check() {
+            return ready(Err(error.into())).boxed();
+        }
+        if revision != expected {
+            return ready(Err(AppendError::Exists)).boxed();
+        }
+        content.last_revision += 1;
+        let revision = content.last_revision;
+        content.records.retain(|(own, _)| own != key);
+        content.records.push((key.clone(), LogRecord { value, revision }));
+        ready(Ok(revision)).boxed()
+    }
+
+    fn records<'a>(
+        &'a self,
+        filter: &'a RecordFilter,
+        after: u64,
+    ) -> BoxStream<'a, Result<LogRecord, LogUnavailable>> {
+        let content = self.content();
+        let found =
+            content.records.iter().filter(|(key, record)| is_in(key, filter) && record.revision > after);
+        let found: Vec<_> = found.map(|(_, record)| Ok(record.clone())).collect();
+        stream::iter(found).boxed()
+    }
+
+    fn count_records<'a>(&'a self, filter: &'a RecordFilter) -> BoxFuture<'a, Result<usize, LogUnavailable>> {
+        let count = self.content().records.iter().filter(|(key, _)| is_in(key, filter)).count();
+        ready(self.check().map(|()| count)).boxed()
+    }
+
+    fn purge_records<'a>(&'a self, filter: &'a RecordFilter) -> BoxFuture<'a, Result<(), LogUnavailable>> {
+        self.content().records.retain(|(key, _)| !is_in(key, filter));
+        ready(self.check()).boxed()
+    }
+}
+
+fn is_in(key: &RecordKey, filter: &RecordFilter) -> bool {
+    match (filter, key.part) {
+        (RecordFilter::Summaries { owner }, RecordPart::Summary) => *owner == key.owner,
+        (RecordFilter::Positions { owner, session }, RecordPart::Positions(_))
+        | (RecordFilter::Runs { owner, session }, RecordPart::Run(_)) => {
+            *owner == key.owner && *session == key.session
+        }
+        _ => false,
     }
 }

@@ -19,8 +19,10 @@ pub(crate) mod logged;
 pub(crate) mod mapping;
 #[cfg(test)]
 pub(crate) mod memory_store;
+pub(crate) mod records;
 pub(crate) mod resume;
 pub(crate) mod run_log;
 pub(crate) mod run_record;
 pub(crate) mod selection;
+pub(crate) mod sessions;
 pub(crate) mod store;

@@ -18,7 +18,10 @@ use super::event::{Batch, Event, EventType, FrameHint, MAX_EVENTS};
 use super::frame_counter::FrameCounter;
 use super::log::AgentLog;
 use super::mapping::ArtifactKind;
+use super::records::RecordPart;
 use super::run_record::{RunEnd, RunRecord, end_type, now};
+use super::sessions::history;
+use super::sessions::projector::{SessionRef, project_later};
 use super::store::{AppendError, LogKey, LogUnavailable, NewBatch};
 use crate::a2a::model::{Part, TaskState};
 use crate::action::progress::{ProgressEvent, RunStart};
@@ -47,6 +50,12 @@ struct Piece {
     is_change: bool,
 }
 
+/// The first append of a call.
+#[derive(Debug, Clone, Copy)]
+struct FirstAppend {
+    is_first_of_session: bool,
+}
+
 /// A batch that is ready to be appended.
 struct ReadyBatch {
     first_n: u64,
@@ -56,13 +65,16 @@ struct ReadyBatch {
 
 #[derive(Debug)]
 pub(crate) struct RunLog {
-    agent: AgentLog,
+    pub(super) agent: AgentLog,
+    caller: Caller,
     key: LogKey,
     link: Arc<LiveRunLink>,
     next_n: u64,
     frames: FrameCounter,
     /// The result of the first append, until it is known.
-    first: Option<oneshot::Receiver<Result<u64, LogUnavailable>>>,
+    first: Option<oneshot::Receiver<Result<FirstAppend, LogUnavailable>>>,
+    /// Whether the call has begun its session.
+    is_first_of_session: bool,
     coalescer: Coalescer,
     pieces: Vec<Piece>,
     held_bytes: usize,
@@ -107,11 +119,13 @@ impl RunLog {
         };
         Self {
             agent,
+            caller: caller.clone(),
             key,
             link: Arc::new(LiveRunLink::new(link)),
             next_n: position.next_n,
             frames: position.frames,
             first: None,
+            is_first_of_session: false,
             coalescer: Coalescer::default(),
             pieces: Vec::new(),
             held_bytes: 0,
@@ -159,6 +173,7 @@ impl RunLog {
         let (sender, receiver) = oneshot::channel();
         self.first = Some(receiver);
         let (log, key, link) = (Arc::clone(&self.agent.log), self.key.clone(), Arc::clone(&self.link));
+        let session = self.session();
         self.agent.log.tasks.spawn("event log", OnPanic::Log, async move {
             let append = async |(n, body): (u64, Bytes), expects_first| {
                 let run = link.run;
@@ -167,10 +182,14 @@ impl RunLog {
                     NewBatch { key: &key, id, run: Some(run), body, is_transient: false, expects_first };
                 log.store.append(batch).await
             };
+            let mut is_first_of_session = false;
             let appended = match with_session {
                 Some(first) => match append(first, true).await {
                     Err(AppendError::Exists) => append(without, false).await,
-                    appended => appended,
+                    appended => {
+                        is_first_of_session = true;
+                        appended
+                    }
                 },
                 None => append(without, false).await,
             };
@@ -181,9 +200,17 @@ impl RunLog {
             }
             let is_stored = appended.is_ok();
             // The call may have ended.
-            let _ = sender.send(appended);
-            if let Some(record) = record.filter(|_| is_stored) {
-                let _ = log.store.put_run(&key, link.run, json::to_bytes(&record)).await;
+            let _ = sender.send(appended.map(|_| FirstAppend { is_first_of_session }));
+            let Some(record) = record.filter(|_| is_stored) else { return };
+            let record = json::to_bytes(&record);
+            match session {
+                Some(session) => {
+                    // Others find the run by its id. If the session was folded meanwhile, its record is there.
+                    let of_run = session.record(RecordPart::Run(link.run));
+                    let _ = log.store.write_record(&of_run, record, 0).await;
+                    project_later(&log, session);
+                }
+                None => drop(log.store.put_run(&key, link.run, record).await),
             }
         });
     }
@@ -192,7 +219,10 @@ impl RunLog {
     pub(super) async fn first_stored(&mut self) -> Result<(), LogUnavailable> {
         let Some(first) = self.first.take() else { return Ok(()) };
         match first.await {
-            Ok(Ok(_)) => Ok(()),
+            Ok(Ok(FirstAppend { is_first_of_session })) => {
+                self.is_first_of_session = is_first_of_session;
+                Ok(())
+            }
             Ok(Err(_)) | Err(_) => {
                 self.fail();
                 Err(LogUnavailable)
@@ -408,8 +438,40 @@ impl RunLog {
         LoggedEnd { progress, result: Some(result).filter(|_| !is_private), has_failed: self.has_failed }
     }
 
+    /// The session of the call, if it has one.
+    fn session(&self) -> Option<SessionRef> {
+        self.link.session.as_ref().map(|id| SessionRef::new(&self.caller, id))
+    }
+
+    /// What was said in the session before, if the agent does not know it. `has_logged_message` says that the log has the
+    /// message of this call already.
+    pub(super) async fn history(&mut self, has_logged_message: bool) -> Option<Part> {
+        let session = self.session().filter(|_| self.link.call == 0)?;
+        let (log, agent) = (Arc::clone(&self.agent.log), Arc::clone(&self.agent.agent));
+        if log.is_known_agent(&self.key, &agent) || self.first_stored().await.is_err() {
+            return None;
+        }
+        let history = match self.is_first_of_session {
+            true => Ok(None),
+            false => history::read(&log, &session, (&agent, self.link.run), has_logged_message).await,
+        };
+        match history {
+            Ok(history) => {
+                log.set_known_agent(&self.key, &agent);
+                history
+            }
+            Err(LogUnavailable) => {
+                tracing::warn!(%agent, "cannot read the session; the agent does not get what was said before");
+                None
+            }
+        }
+    }
+
     /// Writes the end of the run behind the call.
     fn record_end(&self, reply: &Reply) {
+        if let Some(session) = self.session() {
+            return project_later(&self.agent.log, session);
+        }
         let (end, events) = (RunEnd::new(reply), self.next_n);
         let (log, key, run) = (Arc::clone(&self.agent.log), self.key.clone(), self.link.run);
         self.agent.log.tasks.spawn("event log", OnPanic::Log, async move {

@@ -52,6 +52,37 @@ pub(crate) struct RunRecord {
     /// The number of events.
     pub events: u64,
     pub card_hash: Option<String>,
+    /// The settings with which the agent ran.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub settings: Option<serde_json::Value>,
+    /// The index of the last event that is part of the record; 0 before the first.
+    #[serde(default)]
+    pub last_index: u64,
+}
+
+impl RunRecord {
+    /// A run of which nothing is known but its id.
+    pub(crate) fn new(session: Option<Arc<str>>, run: Uuid) -> Self {
+        Self {
+            v: VERSION,
+            session,
+            run,
+            agent: "".into(),
+            skill: None,
+            task_id: None,
+            context_id: None,
+            status: RunStatus::Running,
+            instance: String::new(),
+            input_snapshot_hash: None,
+            started_at: String::new(),
+            completed_at: None,
+            first_token_ms: None,
+            events: 0,
+            card_hash: None,
+            settings: None,
+            last_index: 0,
+        }
+    }
 }
 
 /// How a call of a run has ended.
@@ -98,6 +129,8 @@ impl RunRecord {
             first_token_ms: None,
             events: 0,
             card_hash: Some(start.card_hash.to_owned()),
+            settings: None,
+            last_index: 0,
         }
     }
 

@@ -10,6 +10,7 @@ use futures_util::stream::BoxStream;
 use uuid::Uuid;
 
 use super::event::Batch;
+use super::records::{LogRecord, RecordFilter, RecordKey};
 use crate::caller::Caller;
 use crate::reply::error::{ActionError, Code};
 
@@ -138,10 +139,38 @@ pub(crate) trait EventStore: fmt::Debug + Send + Sync {
     ) -> BoxFuture<'a, Result<Option<Bytes>, LogUnavailable>>;
 
     /// Removes all batches of a key.
-    #[expect(dead_code, reason = "for the sessions service")]
     fn purge<'a>(&'a self, key: &'a LogKey) -> BoxFuture<'a, Result<(), LogUnavailable>>;
 
     /// Removes one batch, and overwrites what it had in storage.
-    #[expect(dead_code, reason = "for the sessions service")]
     fn erase(&self, sequence: u64) -> BoxFuture<'_, Result<(), LogUnavailable>>;
+
+    /// One batch, by its sequence.
+    fn get(&self, sequence: u64) -> BoxFuture<'_, Result<Option<StoredBatch>, LogUnavailable>>;
+
+    /// The sessions of an owner of which there are batches.
+    fn sessions<'a>(&'a self, owner: &'a str) -> BoxFuture<'a, Result<Vec<Arc<str>>, LogUnavailable>>;
+
+    fn read_record<'a>(
+        &'a self,
+        key: &'a RecordKey,
+    ) -> BoxFuture<'a, Result<Option<LogRecord>, LogUnavailable>>;
+
+    /// Writes a record if it is still at this revision, 0 for a record that does not exist. Returns the new revision.
+    fn write_record<'a>(
+        &'a self,
+        key: &'a RecordKey,
+        value: Bytes,
+        expected: u64,
+    ) -> BoxFuture<'a, Result<u64, AppendError>>;
+
+    /// Records that were written after a revision, in the order of their last writes.
+    fn records<'a>(
+        &'a self,
+        filter: &'a RecordFilter,
+        after: u64,
+    ) -> BoxStream<'a, Result<LogRecord, LogUnavailable>>;
+
+    fn count_records<'a>(&'a self, filter: &'a RecordFilter) -> BoxFuture<'a, Result<usize, LogUnavailable>>;
+
+    fn purge_records<'a>(&'a self, filter: &'a RecordFilter) -> BoxFuture<'a, Result<(), LogUnavailable>>;
 }

@@ -67,7 +67,14 @@ pub(super) fn encode_log(encoder: &mut DescriptorEncoder<'_>, log: &EventLog) ->
     gauge.encode_gauge(&u64::from(log.store.is_available()))?;
     let (name, help) = ("a2a_bridge_event_log_failures", "Calls whose event log is incomplete.");
     let mut counter = encoder.encode_descriptor(name, help, None, Counter)?;
-    counter.encode_counter::<NoLabelSet, _, u64>(&log.failed(), None)
+    counter.encode_counter::<NoLabelSet, _, u64>(&log.failed(), None)?;
+    let (name, help) = ("a2a_bridge_sessions_pending", "Sessions with events that their records lack.");
+    let mut gauge = encoder.encode_descriptor(name, help, None, Gauge)?;
+    gauge.encode_gauge(&(log.projector.pending_sessions() as u64))?;
+    let (name, help) =
+        ("a2a_bridge_sessions_failures", "Updates of what is stored of a session that failed.");
+    let mut counter = encoder.encode_descriptor(name, help, None, Counter)?;
+    counter.encode_counter::<NoLabelSet, _, u64>(&log.projector.failures(), None)
 }
 
 fn encode_latency(encoder: &mut DescriptorEncoder<'_>, stats: &StoreStats) -> fmt::Result {

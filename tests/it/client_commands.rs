@@ -4,6 +4,7 @@ mod connection;
 mod help;
 mod load;
 mod lost_bridge;
+mod sessions;
 mod stream_and_submit;
 mod terminal;
 

@@ -31,6 +31,12 @@ fn attach_to(bridge: &Bridge, body: Value) -> Call {
     attach(&bridge.client, &bridge.prefix, "demo", body)
 }
 
+/// Waits until the bridge has folded what it has logged: after that, only calls use the log.
+async fn settle(bridge: &Bridge) {
+    let list = Call::new(&bridge.client, format!("{}.sessions.list", bridge.prefix), json!({})).await;
+    assert!(list.body["sessions"].is_array(), "{list:?}");
+}
+
 /// Sends a call in mode `stream`, and returns its frames as they are.
 async fn stream(call: Call, form: &str) -> RawFrames {
     RawFrames::collect(&mut call.mode("stream").header("A2A-Frames", form).begin().await).await
@@ -232,6 +238,7 @@ async fn a_prompt_that_is_too_large_for_the_log_is_cut_and_its_call_is_logged() 
 async fn a_log_that_fails_does_not_fail_a_call_unless_it_is_required() {
     let bridge = bridge(json!({}), &[]).await;
     in_session(&bridge, "demo.echo", "x", "s").await.expect("COMPLETED");
+    settle(&bridge).await;
     log(&bridge).api("STREAM.DELETE", json!({})).await;
     let reply = in_session(&bridge, "demo.echo", "x", "s").await.expect("COMPLETED");
     assert_eq!(reply.header("A2A-Log"), Some("failed"));
@@ -241,6 +248,7 @@ async fn a_log_that_fails_does_not_fail_a_call_unless_it_is_required() {
         reply.header("A2A-Log").is_none().then_some(())
     })
     .await;
+    settle(&bridge).await;
     log(&bridge).api("STREAM.DELETE", json!({})).await;
     let call = in_session(&bridge, "demo.stream", "a b c", "s").mode("stream");
     let (frames, last) = RawFrames::collect_with_last(&mut call.begin().await).await;
@@ -249,6 +257,7 @@ async fn a_log_that_fails_does_not_fail_a_call_unless_it_is_required() {
 
     let required = self::bridge(json!({ "required": true }), &[]).await;
     in_session(&required, "demo.echo", "x", "s").await.expect("COMPLETED");
+    settle(&required).await;
     log(&required).api("STREAM.DELETE", json!({})).await;
     in_session(&required, "demo.echo", "x", "s").await.expect_error("state_unavailable");
     required.prompt("demo.echo", "x").await.expect("COMPLETED");

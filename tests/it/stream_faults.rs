@@ -160,8 +160,9 @@ async fn endless_stream_ends_in_an_error(
     let endless = move || Answer::Endless(begin.clone(), more.clone(), Duration::from_millis(pause));
     let peer = agent(endless, Answer::task_not_found);
     let idle_timeout = if code == "timeout" { "700ms" } else { "60s" };
-    let settings =
-        attached("peer", &peer.url()).set("stream_idle_timeout", idle_timeout).set("max_response_size", "1MiB");
+    let settings = attached("peer", &peer.url())
+        .set("stream_idle_timeout", idle_timeout)
+        .set("max_response_size", "1MiB");
     let bridge = Bridge::with(settings).start().await;
     bridge.prompt("peer.ask", "x").stream().await.result.expect_error(code);
 }

@@ -217,7 +217,10 @@ impl<'a, P: Progress> CallRun<'a, P> {
 
     async fn send(&mut self, message: &OutgoingMessage<'_>) -> Result<Arc<Outcome>, DeliveryError> {
         self.builder.reset();
-        let wants_stream = self.waiter.mode != ReplyMode::Final || self.actions.config.prefer_stream;
+        // Others can follow a session, and have its task canceled, while the call runs.
+        let is_in_session = self.recorder.input.link.as_ref().is_some_and(|link| link.session.is_some());
+        let is_streamed = self.actions.config.prefer_stream || is_in_session;
+        let wants_stream = self.waiter.mode != ReplyMode::Final || is_streamed;
         let streams = wants_stream && self.waiter.live_agent.card.streaming;
         if let (Purpose::Answer { .. }, Some(id)) = (&self.recorder.input.purpose, message.task_id) {
             Box::pin(self.read_before_answer(id, streams)).await?;

@@ -9,9 +9,11 @@
 //! A session, or a call without one, has a subject of its own; the stream has all of them.
 
 mod reader;
+mod records;
 mod replies;
 mod stream;
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
@@ -27,11 +29,12 @@ use uuid::Uuid;
 
 use self::reader::Reader;
 pub(crate) use self::replies::LogReplies;
-pub(crate) use self::stream::{LogLimits, runs_bucket, stream_name};
+pub(crate) use self::stream::{LogLimits, runs_bucket, sessions_bucket, stream_name};
 use super::jetstream::api::code;
 use super::jetstream::breaker::{Breaker, Passage};
 use super::jetstream::{Api, ApiError, JetStreamAbsence};
 use super::subject::{Subjects, Token};
+use crate::events::records::{LogRecord, RecordFilter, RecordKey};
 use crate::events::store::{
     AppendError, EventStore, LogKey, LogScope, LogUnavailable, NewBatch, StoredBatch, TRANSIENT_TTL,
 };
@@ -51,6 +54,8 @@ pub(crate) struct JetStreamEventStore {
     stream: String,
     /// The bucket for runs.
     runs: String,
+    /// The bucket for sessions.
+    sessions: String,
     limits: LogLimits,
     breaker: Breaker,
     /// Whether the stream was found.
@@ -71,12 +76,14 @@ impl JetStreamEventStore {
     /// A log that is not available before [`Self::open`] or [`Self::watch`] has found the stream.
     pub(crate) fn new(api: Api, subjects: Subjects, limits: LogLimits) -> Self {
         let (stream, runs) = (stream_name(subjects.prefix()), runs_bucket(subjects.prefix()));
+        let sessions = sessions_bucket(subjects.prefix());
         let (breaker, failures) = (Breaker::default(), LogLimit::default());
         Self {
             api,
             subjects,
             stream,
             runs,
+            sessions,
             limits,
             breaker,
             is_found: AtomicBool::new(false),
@@ -209,7 +216,7 @@ impl EventStore for JetStreamEventStore {
     }
 
     fn read<'a>(&'a self, key: &'a LogKey, after: u64) -> BoxStream<'a, Result<StoredBatch, LogUnavailable>> {
-        Reader::new(self, self.subject(key), after).into_stream()
+        Reader::new(self, self.stream.clone(), self.subject(key), after).into_stream()
     }
 
     fn last_sequence<'a>(&'a self, key: &'a LogKey) -> BoxFuture<'a, Result<Option<u64>, LogUnavailable>> {
@@ -283,13 +290,64 @@ impl EventStore for JetStreamEventStore {
             let passage = self.enter()?;
             let erased = self.call("STREAM.MSG.DELETE", &json!({ "seq": sequence, "no_erase": false })).await;
             match erased {
-                Err(error) if error.code() == Some(code::MESSAGE_NOT_FOUND) => {
+                Err(ApiError::Refused {
+                    code: code::MESSAGE_NOT_FOUND | code::MESSAGE_NOT_DELETED | code::SEQUENCE_NOT_FOUND,
+                    ..
+                }) => {
                     passage.succeeded();
-                    Ok(())
+                    // The server says the same of a message that is gone, and of one that it cannot remove.
+                    match self.get_one(&json!({ "seq": sequence })).await? {
+                        Some(_) => Err(LogUnavailable),
+                        None => Ok(()),
+                    }
                 }
                 erased => self.finish(passage, erased).map(drop),
             }
         }
         .boxed()
+    }
+
+    fn get(&self, sequence: u64) -> BoxFuture<'_, Result<Option<StoredBatch>, LogUnavailable>> {
+        async move { self.get_one(&json!({ "seq": sequence })).await }.boxed()
+    }
+
+    fn sessions<'a>(&'a self, owner: &'a str) -> BoxFuture<'a, Result<Vec<Arc<str>>, LogUnavailable>> {
+        self.list_sessions(owner).boxed()
+    }
+
+    fn read_record<'a>(
+        &'a self,
+        key: &'a RecordKey,
+    ) -> BoxFuture<'a, Result<Option<LogRecord>, LogUnavailable>> {
+        self.get_record(key).boxed()
+    }
+
+    fn write_record<'a>(
+        &'a self,
+        key: &'a RecordKey,
+        value: Bytes,
+        expected: u64,
+    ) -> BoxFuture<'a, Result<u64, AppendError>> {
+        self.put_record(key, value, expected).boxed()
+    }
+
+    fn records<'a>(
+        &'a self,
+        filter: &'a RecordFilter,
+        after: u64,
+    ) -> BoxStream<'a, Result<LogRecord, LogUnavailable>> {
+        self.scan_records(filter, after)
+    }
+
+    fn count_records<'a>(&'a self, filter: &'a RecordFilter) -> BoxFuture<'a, Result<usize, LogUnavailable>> {
+        async move {
+            let (stream, subject) = self.record_filter(filter);
+            Ok(self.subjects_of(&stream, &subject).await?.len())
+        }
+        .boxed()
+    }
+
+    fn purge_records<'a>(&'a self, filter: &'a RecordFilter) -> BoxFuture<'a, Result<(), LogUnavailable>> {
+        self.remove_records(filter).boxed()
     }
 }

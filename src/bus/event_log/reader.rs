@@ -25,6 +25,8 @@ const MAX_BYTES: usize = 4 << 20;
 
 pub(super) struct Reader<'a> {
     store: &'a JetStreamEventStore,
+    stream: String,
+    /// May have wildcards.
     subject: String,
     /// The sequence of the last message that was read.
     last: u64,
@@ -61,8 +63,8 @@ struct MessageData {
 }
 
 impl<'a> Reader<'a> {
-    pub(super) fn new(store: &'a JetStreamEventStore, subject: String, after: u64) -> Self {
-        Self { store, subject, last: after, phase: Phase::Requesting }
+    pub(super) fn new(store: &'a JetStreamEventStore, stream: String, subject: String, after: u64) -> Self {
+        Self { store, stream, subject, last: after, phase: Phase::Requesting }
     }
 
     pub(super) fn into_stream(self) -> BoxStream<'a, Result<StoredBatch, LogUnavailable>> {
@@ -88,7 +90,7 @@ impl<'a> Reader<'a> {
                 }
                 Phase::Receiving(receiving) => {
                     let passage = self.store.enter()?;
-                    let received = receive(self.store, receiving).await;
+                    let received = receive(self.store, &self.stream, receiving).await;
                     match self.store.finish(passage, received)? {
                         Some(batch) => {
                             self.last = batch.sequence;
@@ -100,7 +102,7 @@ impl<'a> Reader<'a> {
                 }
                 Phase::Confirming => {
                     let next = json!({ "seq": self.last + 1, "next_by_subj": self.subject });
-                    match self.store.get(&next).await? {
+                    match self.store.get_from(&self.stream, &next).await? {
                         Some(batch) => {
                             self.last = batch.sequence;
                             return Ok(Some(batch));
@@ -120,7 +122,7 @@ impl<'a> Reader<'a> {
         let client = self.store.api.client();
         let inbox = client.new_inbox();
         let messages = client.subscribe(inbox.clone()).await.map_err(|_| LogUnavailable)?;
-        let sent = client.publish_with_reply(self.store.direct_get(), inbox, to_bytes(&request)).await;
+        let sent = client.publish_with_reply(direct_get(&self.stream), inbox, to_bytes(&request)).await;
         sent.map_err(|_| LogUnavailable)?;
         Ok(Receiving { messages, began: Instant::now(), has_more: false })
     }
@@ -129,9 +131,10 @@ impl<'a> Reader<'a> {
 /// The next message; `None` at the end of the batch.
 async fn receive(
     store: &JetStreamEventStore,
+    stream: &str,
     receiving: &mut Receiving,
 ) -> Result<Option<StoredBatch>, ApiError> {
-    let subject = store.direct_get();
+    let subject = direct_get(stream);
     let message = tokio::select! {
         message = receiving.messages.next() => message.ok_or(ApiError::Disconnected)?,
         denied = store.api.denied(&subject, receiving.began) => return Err(denied),
@@ -159,18 +162,18 @@ async fn receive(
     Ok(Some(StoredBatch { sequence, previous: None, body: message.payload }))
 }
 
-impl JetStreamEventStore {
-    fn direct_get(&self) -> String {
-        format!("$JS.API.DIRECT.GET.{}", self.stream)
-    }
+fn direct_get(stream: &str) -> String {
+    format!("$JS.API.DIRECT.GET.{stream}")
+}
 
+impl JetStreamEventStore {
     /// The last message of a subject, from the leader.
     pub(super) async fn last(&self, subject: &str) -> Result<Option<StoredBatch>, LogUnavailable> {
-        self.get(&json!({ "last_by_subj": subject })).await
+        self.get_one(&json!({ "last_by_subj": subject })).await
     }
 
     /// One message, from the leader.
-    async fn get(&self, which: &Value) -> Result<Option<StoredBatch>, LogUnavailable> {
+    pub(super) async fn get_one(&self, which: &Value) -> Result<Option<StoredBatch>, LogUnavailable> {
         self.get_from(&self.stream, which).await
     }
 

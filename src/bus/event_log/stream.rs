@@ -24,8 +24,8 @@ const NO_ROOM: [u32; 5] = [
 const NO_REPLICAS: [u32; 2] = [code::REPLICAS_NOT_SUPPORTED, code::NO_SUITABLE_PEERS];
 /// A smaller stream is of no use.
 const MIN_BYTES: u64 = 16 << 20;
-/// Size limit of the bucket for runs.
-const MAX_RUNS_BYTES: u64 = 1 << 30;
+/// Size limit of the buckets for sessions and runs.
+const MAX_BUCKET_BYTES: u64 = 1 << 30;
 
 /// What the configuration says about the stream. It applies when the stream is created.
 #[derive(Debug, Clone)]
@@ -45,7 +45,12 @@ pub(crate) fn runs_bucket(subject_prefix: &str) -> String {
     format!("{}_runs", Token::new(subject_prefix))
 }
 
-/// Finds the stream, and the bucket for runs, or creates them. What exists is used as it is.
+/// The name of the bucket for sessions.
+pub(crate) fn sessions_bucket(subject_prefix: &str) -> String {
+    format!("{}_sessions", Token::new(subject_prefix))
+}
+
+/// Finds the stream, and the buckets for sessions and runs, or creates them. What exists is used as it is.
 pub(super) async fn ensure(
     api: &Api,
     subjects: &Subjects,
@@ -54,7 +59,9 @@ pub(super) async fn ensure(
     find_jetstream(api).await?;
     let (name, runs) = (stream_name(subjects.prefix()), runs_bucket(subjects.prefix()));
     let info = find_or_create(api, &name, log_config(&name, subjects, limits), limits).await?;
-    find_or_create(api, &format!("KV_{runs}"), runs_config(&runs, limits), limits).await?;
+    for bucket in [runs, sessions_bucket(subjects.prefix())] {
+        find_or_create(api, &format!("KV_{bucket}"), bucket_config(&bucket, limits), limits).await?;
+    }
     // Older servers drop what they do not know.
     if info.pointer("/config/allow_msg_ttl").and_then(Value::as_bool) != Some(true) {
         return Err(JetStreamAbsence::BucketWithoutTtl(name));
@@ -97,16 +104,17 @@ fn log_config(name: &str, subjects: &Subjects, limits: &LogLimits) -> Value {
 }
 
 /// In the layout of a NATS key-value bucket.
-fn runs_config(bucket: &str, limits: &LogLimits) -> Value {
+fn bucket_config(bucket: &str, limits: &LogLimits) -> Value {
     json!({
         "name": format!("KV_{bucket}"),
-        "description": "Runs in the event log of a2a-bridge",
+        "description": "Sessions and runs in the event log of a2a-bridge",
         "subjects": [format!("$KV.{bucket}.>")],
         "storage": "file",
-        "discard": "old",
+        // One caller's records never push out another's.
+        "discard": "new",
         "max_msgs_per_subject": 1,
         "max_age": nanos(limits.max_age),
-        "max_bytes": limits.max_bytes.min(MAX_RUNS_BYTES),
+        "max_bytes": limits.max_bytes.min(MAX_BUCKET_BYTES),
         "allow_rollup_hdrs": true,
         "deny_delete": true,
         "allow_direct": true,

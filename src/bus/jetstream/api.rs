@@ -37,8 +37,10 @@ pub(in crate::bus) mod code {
     pub(crate) const INSUFFICIENT_MEMORY: u32 = 10028;
     pub(crate) const MESSAGE_NOT_FOUND: u32 = 10037;
     pub(crate) const NOT_ENABLED_FOR_ACCOUNT: u32 = 10039;
+    pub(crate) const SEQUENCE_NOT_FOUND: u32 = 10043;
     pub(crate) const INSUFFICIENT_STORAGE: u32 = 10047;
     pub(crate) const MESSAGE_TOO_LARGE: u32 = 10054;
+    pub(crate) const MESSAGE_NOT_DELETED: u32 = 10057;
     pub(crate) const NAME_IN_USE: u32 = 10058;
     pub(crate) const STREAM_NOT_FOUND: u32 = 10059;
     pub(crate) const WRONG_LAST_SEQUENCE: u32 = 10071;

@@ -54,14 +54,18 @@ pub(crate) fn permissions(subject_prefix: &str, allowed_buckets: &[String]) -> P
             format!("$KV.{name}.>"),
         ]);
     }
-    let (log, runs) = (event_log::stream_name(subject_prefix), event_log::runs_bucket(subject_prefix));
+    let log = event_log::stream_name(subject_prefix);
+    let buckets = [event_log::runs_bucket(subject_prefix), event_log::sessions_bucket(subject_prefix)];
     let operations =
         ["STREAM.INFO", "STREAM.CREATE", "STREAM.MSG.GET", "STREAM.MSG.DELETE", "STREAM.PURGE", "DIRECT.GET"];
     let of_log = operations.map(|operation| format!("$JS.API.{operation}.{log}"));
-    let of_runs = ["STREAM.INFO", "STREAM.CREATE", "STREAM.MSG.GET"];
-    let of_runs = of_runs.map(|operation| format!("$JS.API.{operation}.KV_{runs}"));
-    let published = [format!("{subject_prefix}.event.>"), format!("$KV.{runs}.>")];
-    let events = published.into_iter().chain(of_log).chain(of_runs).collect();
+    let mut events = vec![format!("{subject_prefix}.event.>")];
+    events.extend(of_log);
+    for bucket in buckets {
+        let operations = ["STREAM.INFO", "STREAM.CREATE", "STREAM.MSG.GET", "STREAM.PURGE", "DIRECT.GET"];
+        events.extend(operations.map(|operation| format!("$JS.API.{operation}.KV_{bucket}")));
+        events.push(format!("$KV.{bucket}.>"));
+    }
     Permissions { files, other_buckets, state, events }
 }
 
@@ -97,7 +101,10 @@ fn probe_body(permission: &str) -> Bytes {
     let filter = match permission.strip_prefix("$JS.API.STREAM.PURGE.") {
         Some(stream) => match stream.strip_prefix("OBJ_") {
             Some(bucket) => format!("$O.{bucket}.C.check"),
-            None => format!("{stream}.check"),
+            None => match stream.strip_prefix("KV_") {
+                Some(bucket) => format!("$KV.{bucket}.check"),
+                None => format!("{stream}.check"),
+            },
         },
         None => return Bytes::from_static(REFUSED.as_bytes()),
     };
@@ -114,8 +121,10 @@ mod tests {
         let is_purge = |permission: &&String| permission.contains("PURGE");
         let purges = files.iter().chain(&other_buckets).chain(&state).chain(&events).filter(is_purge);
         let purges: Vec<_> = purges.collect();
-        assert_eq!(purges, ["$JS.API.STREAM.PURGE.OBJ_a2a_files", "$JS.API.STREAM.PURGE.a2a_events"]);
+        let streams = ["OBJ_a2a_files", "a2a_events", "KV_a2a_runs", "KV_a2a_sessions"];
+        assert_eq!(purges, streams.map(|stream| format!("$JS.API.STREAM.PURGE.{stream}")).each_ref());
         assert_eq!(probe_body(purges[0]), r#"{"filter":"$O.a2a_files.C.check"}"#);
         assert_eq!(probe_body(purges[1]), r#"{"filter":"a2a_events.check"}"#);
+        assert_eq!(probe_body(purges[3]), r#"{"filter":"$KV.a2a_sessions.check"}"#);
     }
 }

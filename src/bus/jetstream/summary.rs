@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::api::{Api, ApiError, code};
 use super::bucket::{Bucket, StreamInfo};
 use super::scan::Scan;
+use crate::bus::event_log;
 use crate::state::RecordKind;
 
 /// Maximum number of pairs of agent and owner that are told apart.
@@ -52,29 +53,29 @@ pub(crate) struct Owner {
 /// Records by kind, in the order of [`RecordKind::ALL`].
 pub(crate) type RecordCounts = [u64; RecordKind::ALL.len()];
 
-/// All buckets of bridges with this subject prefix that exist, and the object store with this name. The records of that are
-/// the chunks and the metadata of files.
+/// All buckets of bridges with this subject prefix that exist, the stream of the event log, and the object store with this
+/// name. The records of that are the chunks and the metadata of files.
 pub(crate) async fn buckets(
     api: &Api,
     subject_prefix: &str,
     object_store: &str,
 ) -> Result<Vec<BucketSummary>, ApiError> {
+    let state = RecordKind::ALL.map(|kind| Bucket::new(subject_prefix, kind));
+    let mut streams: Vec<_> = state.map(|bucket| (bucket.stream(), bucket.name)).into();
+    for bucket in [event_log::sessions_bucket(subject_prefix), event_log::runs_bucket(subject_prefix)] {
+        streams.push((format!("KV_{bucket}"), bucket));
+    }
+    let log = event_log::stream_name(subject_prefix);
+    streams.push((log.clone(), log));
+    streams.push((format!("OBJ_{object_store}"), object_store.to_owned()));
     let mut found = Vec::new();
-    let mut add = |name: String, info: Result<StreamInfo, ApiError>| {
-        match info {
+    for (stream, name) in streams {
+        match api.call(&format!("STREAM.INFO.{stream}"), None::<&()>).await {
             Ok(info) => found.push(BucketSummary::new(name, info)),
             Err(error) if error.code() == Some(code::STREAM_NOT_FOUND) => {}
             Err(error) => return Err(error),
         }
-        Ok(())
-    };
-    for kind in RecordKind::ALL {
-        let bucket = Bucket::new(subject_prefix, kind);
-        let info = bucket.info(api).await;
-        add(bucket.name, info)?;
     }
-    let info = api.call(&format!("STREAM.INFO.OBJ_{object_store}"), None::<&()>).await;
-    add(object_store.to_owned(), info)?;
     Ok(found)
 }
 

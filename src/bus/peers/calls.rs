@@ -16,7 +16,7 @@ use crate::action::progress::{Listener, Progress, ProgressEvent};
 use crate::action::request::ReplyMode;
 use crate::agent::AgentState;
 use crate::bus::actions::{self, Target};
-use crate::bus::catalog::{BuiltInAction, Catalog};
+use crate::bus::catalog::{self, BuiltInAction, Catalog};
 use crate::bus::frames::FrameWriter;
 use crate::bus::headers::{self, Headers};
 use crate::bus::outbox::Outbox;
@@ -73,7 +73,12 @@ impl ForwardedCalls {
         let catalog = self.catalog.get_or_make(known, || {
             Arc::new(Catalog::new(&known.card, &agent.config.skills, &self.subjects, &token))
         });
-        match catalog.actions.iter().find(|published| published.token == *action) {
+        // The log of a session knows skills by their ids, which the configuration may rename.
+        let has_id = |published: &&Arc<catalog::Action>| {
+            published.skill.id.as_deref().is_some_and(|id| Token::action(id) == *action)
+        };
+        let named = catalog.actions.iter().find(|published| published.token == *action);
+        match named.or_else(|| catalog.actions.iter().find(has_id)) {
             Some(published) => Ok(Target::Skill(Arc::clone(published))),
             None => {
                 let why = format!("the replica that has to run the request does not publish `{action}`");
@@ -159,6 +164,7 @@ impl ForwardedCall {
                     // The replica that the caller asked has reserved the key.
                     request.idempotency_key = None;
                     request.options.is_forwarded = true;
+                    request.options.has_logged_message = self.info.has_logged_message;
                     Ok(request)
                 }
                 None => return,

@@ -61,6 +61,9 @@ pub(super) struct ForwardInfo {
     pub from: InstanceId,
     /// As the replica that the caller asked has verified it.
     pub caller: Caller,
+    /// Whether the log of the session has the message already.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub has_logged_message: bool,
 }
 
 /// Forwards the requests of one agent.
@@ -247,7 +250,11 @@ impl ForwardableRequest {
     /// here, because this replica has reserved it.
     fn headers(&self) -> HeaderMap {
         let mut headers = HeaderMap::new();
-        let info = ForwardInfo { from: self.forwarder.peers.instance(), caller: self.options.caller.clone() };
+        let info = ForwardInfo {
+            from: self.forwarder.peers.instance(),
+            caller: self.options.caller.clone(),
+            has_logged_message: self.options.has_logged_message,
+        };
         // JSON has neither line breaks nor control characters.
         headers.insert(FORWARD, serde_json::to_string(&info).unwrap_or_default());
         let mode = match self.options.mode {

@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 
 use super::discover::discover;
 use super::nats_args::NatsArgs;
-use super::output::{OutputArgs, eprintln_dim};
+use super::output::{OutputArgs, eprintln_dim, one_line};
 use super::terminal::{self, Interrupts};
 use super::{CliError, CliResult, FAILED, INTERRUPTED};
 use crate::bus::subject::Token;
@@ -107,7 +107,11 @@ pub(super) async fn run(args: CallArgs) -> CliResult {
     if !printer.json {
         result.reply.fetch(&mesh, &args.save).await?;
     }
-    printer.print(&result)
+    let printed = printer.print(&result);
+    if let Some(session) = args.request.session().filter(|_| !printer.json) {
+        eprintln_dim(format_args!("session {}", one_line(session)));
+    }
+    printed
 }
 
 /// Splits `AGENT.SKILL`, or a complete subject.

@@ -40,6 +40,11 @@ pub(in crate::cli) struct RequestArgs {
 }
 
 impl RequestArgs {
+    /// The session that the call continues.
+    pub(super) fn session(&self) -> Option<&str> {
+        self.session.as_deref()
+    }
+
     pub(super) fn body(&self) -> CliResult<Value> {
         let mut body = Map::new();
         if let Some(text) = self.text()? {

@@ -20,6 +20,7 @@ pub mod peer;
 pub mod processes;
 pub mod proxy;
 #[cfg(target_os = "linux")]
+pub mod sessions;
 pub mod site;
 pub mod updates;
 pub mod weather;
