@@ -184,9 +184,9 @@ fn serves() -> Value {
         {"subject": format!("{PREFIX}.action.<agent>.cancel_task"), "description": "cancel a task"},
         {"subject": format!("{PREFIX}.action.<agent>.get_task"), "description": "get a task"},
         {"subject": format!("{PREFIX}.card.<agent>"), "description": "the agent's card"},
-        {"subject": format!("{PREFIX}.sessions.<request>"), "description": "requests about sessions, if `events` is set"},
         {"subject": format!("{PREFIX}.attach.<agent>"), "description": "the frames of a logged call, if `events` is set"},
         {"subject": format!("{PREFIX}.control.<agent>.<command>"), "description": "for operators: show, start, stop, restart, logs"},
+        {"subject": format!("{PREFIX}.sessions.<request>"), "description": "requests about sessions, if `events` is set"},
         {"subject": format!("{PREFIX}.gw.>"), "description": "for gateways: the same requests in the name of a principal"},
         {"subject": "$SRV.PING|INFO|STATS[.<agent>[.<id>]]", "description": "NATS service discovery and statistics"},
     ])

@@ -25,7 +25,7 @@ const NO_REPLICAS: [u32; 2] = [code::REPLICAS_NOT_SUPPORTED, code::NO_SUITABLE_P
 /// A smaller stream is of no use.
 const MIN_BYTES: u64 = 16 << 20;
 /// Size limit of the buckets for sessions and runs.
-const MAX_BUCKET_BYTES: u64 = 1 << 30;
+const MAX_BUCKET_BYTES: u64 = 256 << 20;
 
 /// What the configuration says about the stream. It applies when the stream is created.
 #[derive(Debug, Clone)]
