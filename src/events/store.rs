@@ -117,7 +117,7 @@ pub(crate) trait EventStore: fmt::Debug + Send + Sync {
     /// The sequence of the last batch of a key; `None` if there is none.
     fn last_sequence<'a>(&'a self, key: &'a LogKey) -> BoxFuture<'a, Result<Option<u64>, LogUnavailable>>;
 
-    /// Batches as they are appended, from now on. Some may be missing; [`follow`](super::follow::follow) fills the gaps.
+    /// Batches as they are appended, from now on. Some may be missing; [`Follower`](super::follow::Follower) fills the gaps.
     fn subscribe<'a>(
         &'a self,
         key: &'a LogKey,
