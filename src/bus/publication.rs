@@ -175,12 +175,15 @@ impl Publisher {
         for warning in &catalog.warnings {
             tracing::warn!(agent = %agent.name, "{warning}");
         }
-        self.registration.service.describe(service_info(
-            agent,
-            &self.registration.bridge_instance,
-            status,
-            &catalog,
-        ));
+        let registration = &self.registration;
+        let describe = || {
+            let info = service_info(agent, &registration.bridge_instance, status, &catalog);
+            registration.service.describe(info);
+        };
+        // Whoever reads that the agent is ready must find its actions.
+        if catalog.actions.is_empty() {
+            describe();
+        }
         let endpoints = catalog
             .actions
             .iter()
@@ -191,8 +194,11 @@ impl Publisher {
                 (action.endpoint.clone(), handler)
             })
             .collect();
-        if let Err(error) = self.registration.service.publish(endpoints).await {
+        if let Err(error) = registration.service.publish(endpoints).await {
             tracing::error!(agent = %agent.name, error = error_chain(&error), "cannot publish the agent's actions");
+        }
+        if !catalog.actions.is_empty() {
+            describe();
         }
         catalog
     }
